@@ -27,16 +27,16 @@ rules := $(DESTDIR)$(PREFIX)/lib/udev/rules.d
 sysusers := $(DESTDIR)$(PREFIX)/lib/sysusers.d
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
-pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-top uncopy-stats uncopy-metrics uncopy-release uncopy-log uncopy-net uncopy-service uncopy-bench uncopy-completions uncopy-man
+pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-top uncopy-stats uncopy-metrics uncopy-release uncopy-log uncopy-net uncopy-service uncopy-completions uncopy-man
 
 # RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
 ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults test-current test-timed test-all packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command bench experiments memcached demo book test test-kernels test-net test-containers test-service test-suites test-checked test-faults test-current test-timed test-all packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
-build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
+build: library command ## Build target/release/uncopy, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
 library:
 	@scripts/need-cargo
@@ -44,16 +44,33 @@ library:
 
 # The libraries are optimised as one piece, because each hook crosses five crates. The programs would take minutes
 # for that, and wait for the kernel: they are built as cargo does by itself.
-command servers: export CARGO_PROFILE_RELEASE_LTO = false
-command servers: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
+command experiments: export CARGO_PROFILE_RELEASE_LTO = false
+command experiments: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
 command:
 	@scripts/need-cargo
 	$(CARGO) build --release --locked -p uncopy-cli
 
+# Never installed. The experiments start what `make build` builds.
+bench: build experiments ## Build target/release/uncopy-bench, which has the experiments, and what they measure (uncopy-files)
+
+experiments:
+	@scripts/need-cargo
+	$(CARGO) build --release --locked -p uncopy-bench -p uncopy-files
+
+memcached: library ## Build memcached from Debian's source, as it is and with its values in twin memory, for `uncopy-bench memcached` (network)
+	@scripts/install-packages memcached
+	UNCOPY_CFLAGS=-I$(CURDIR)/crates/sending/capi/include UNCOPY_LIBS="$(release)/libuncopy_send.a -lpthread -ldl -lm" \
+	    examples/memcached/build $(target)/memcached
+	install -m 755 $(target)/memcached/plain/memcached $(release)/memcached-plain
+	install -m 755 $(target)/memcached/ported/memcached $(release)/memcached-twin
+
 demo: ## Install Redis if it is missing, build, measure plain against uncopy (three minutes after the build)
 	@scripts/install-packages demo
-	@$(MAKE) --no-print-directory build
-	$(release)/uncopy bench demo
+	@$(MAKE) --no-print-directory bench
+	$(release)/uncopy-bench demo
+
+book: ## Build the documents as a book in target/book, and check its links (network, once)
+	@scripts/book
 
 test: ## Install what the checks need if it is missing, build, run every check
 	@scripts/test
@@ -68,7 +85,7 @@ test-current: ## Build, drive some fifty of Debian 13's programs plain and under
 	@$(MAKE) --no-print-directory build
 	scripts/test-current
 
-test-all: ## Run `make test`, `make test-current` and every long search one after another, with a summary (a day)
+test-all: ## Run `make test` at full size, `make test-current` and every long search one after another, with a summary (a day)
 	@scripts/test-all
 
 test-service: ## Build, boot a container with systemd, let its packaged servers run under uncopy by `uncopy service` (root; a minute)
@@ -84,29 +101,29 @@ test-containers: ## Build, let Redis run under uncopy in containers of Podman, c
 test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines without KVM (half an hour)
 	@scripts/install-packages test
 	@scripts/install-packages vm
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory bench
 	$(CARGO) build --release --locked -p uncopy-tests
 	scripts/test-kernels
 
 test-net: ## Build; twenty million segments of the user-level TCP over bad links, a million to and from smoltcp, a GiB each way, and programs (minutes)
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
-	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
-	UNCOPY_BIN_DIR=$(release) UNCOPY_TEST_NET_BYTES=1073741824 UNCOPY_TEST_NET_SECONDS=10 \
-	    $(CARGO) test --locked -p uncopy-tests --test net --test net_programs -- --nocapture
+	UNCOPY_TEST_SIZE=3400 $(CARGO) test --locked --profile checked -p uncopy-tcp --test tcp -- --nocapture --skip smoltcp::
+	UNCOPY_TEST_SIZE=340 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture smoltcp:: oracles::
+	UNCOPY_BIN_DIR=$(release) UNCOPY_TEST_SIZE=64 $(CARGO) test --locked -p uncopy-tests --test e2e -- --nocapture net:: net_programs::
 
 test-timed: ## Build, run the tests that compare times: for a machine with nothing else to do
-	@$(MAKE) --no-print-directory build
-	UNCOPY_BIN_DIR=$(release) $(CARGO) test --locked -p uncopy-bench --test trials -- --ignored
+	@$(MAKE) --no-print-directory bench
+	UNCOPY_BIN_DIR=$(release) $(CARGO) test --locked -p uncopy-bench --test bench -- --ignored trials::
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions
 	@scripts/install-packages test
-	$(CARGO) build --profile checked --locked -p uncopy-cli -p uncopy-preload
+	$(CARGO) build --profile checked --locked -p uncopy-cli -p uncopy-bench -p uncopy-files -p uncopy-preload
 	UNCOPY_BIN_DIR=$(target)/checked $(CARGO) test --locked -p uncopy-tests
 
 test-faults: ## Let every call to the kernel fail with every error number, once and from there on (about an hour)
 	@scripts/install-packages test
-	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test faults --test faults_log -- --nocapture
+	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test e2e -- --nocapture faults:: faults_log::
 
 machine: build ## Run ten million random operations next to a model (about ten minutes)
 	$(CARGO) build --release --locked -p uncopy-differential
@@ -123,13 +140,13 @@ machine-files: build ## Run programs of files plain and with a log, and compare 
 lanes-kills: ## Kill programs with lanes between them at every one of their system calls (about ten minutes)
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
-	UNCOPY_TEST_KILLS=all $(CARGO) test --locked -p uncopy-tests --test lanes_killed -- --nocapture
+	UNCOPY_TEST_KILLS=all $(CARGO) test --locked -p uncopy-tests --test e2e -- --nocapture lanes_killed::
 
 store-crash: ## Millions of states after power loss, and hundreds of lives of programs with a log (about an hour)
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
-	UNCOPY_STORE_STATES=3000000 $(CARGO) test --locked -p uncopy-store --test crash -- --nocapture
-	UNCOPY_TEST_LIVES=60 $(CARGO) test --locked -p uncopy-tests --test store --test store_apps -- --nocapture
+	UNCOPY_TEST_SIZE=300 $(CARGO) test --locked -p uncopy-store --test crash -- --nocapture
+	UNCOPY_TEST_SIZE=200 $(CARGO) test --locked -p uncopy-tests --test e2e -- --nocapture store:: store_apps::
 
 test-dax: ## Kill programs with a log, and lose the power, on DAX in a virtual machine without KVM (about five minutes)
 	@scripts/install-packages vm
@@ -171,16 +188,16 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	install -D -m 644 $(release)/libuncopy_send.so $(libraries)/$(soname)
 	ln -sf $(soname) $(libraries)/libuncopy_send.so
 	install -D -m 644 $(release)/libuncopy_send.a $(libraries)/libuncopy_send.a
-	install -D -m 644 crates/capi/include/uncopy.h $(include)/uncopy.h
+	install -D -m 644 crates/sending/capi/include/uncopy.h $(include)/uncopy.h
 	install -d $(libraries)/pkgconfig $(man) $(man3) $(bash) $(zsh) $(fish)
 	sed -e 's|@prefix@|$(PREFIX)|' -e "s|@version@|$$($(release)/uncopy --version | cut -d ' ' -f 2)|" \
-	    crates/send/uncopy.pc.in > $(libraries)/pkgconfig/uncopy.pc
-	install -D -m 644 crates/send/cmake/uncopy-config.cmake $(cmake)/uncopy-config.cmake
+	    crates/sending/send/uncopy.pc.in > $(libraries)/pkgconfig/uncopy.pc
+	install -D -m 644 crates/sending/send/cmake/uncopy-config.cmake $(cmake)/uncopy-config.cmake
 	sed -e "s|@version@|$$($(release)/uncopy --version | cut -d ' ' -f 2)|" \
-	    crates/send/cmake/uncopy-config-version.cmake.in > $(cmake)/uncopy-config-version.cmake
+	    crates/sending/send/cmake/uncopy-config-version.cmake.in > $(cmake)/uncopy-config-version.cmake
 	chmod 644 $(cmake)/uncopy-config-version.cmake
 	for name in $(functions); do echo ".so man3/uncopy_alloc.3" > $(man3)/$$name.3; done
-	install -m 644 crates/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
+	install -m 644 crates/sending/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
 	install -d $(units)
 	for name in $(unit_names); do sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/$$name.in > $(units)/$$name || exit 1; done
 	chmod 644 $(unit_names:%=$(units)/%)
@@ -205,27 +222,6 @@ uninstall: ## Remove what install put there
 	rm -f $(unit_names:%=$(units)/%) $(addprefix $(shared)/,grafana-dashboard.json uncopy.cdi.json) $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 	-@rmdir $(lib) $(cmake) $(shared) 2>/dev/null
-
-# Servers of our own; each prints its manual page.
-servers := uncopy-cached uncopy-files
-.PHONY: servers install-servers uninstall-servers
-build: servers
-install: install-servers
-uninstall: uninstall-servers
-
-servers:
-	@scripts/need-cargo
-	$(CARGO) build --release --locked -p uncopy-servers
-
-install-servers:
-	@for name in $(servers); do test -x $(release)/$$name || exec $(MAKE) --no-print-directory servers; done
-	install -d $(bin) $(man)
-	install -m 755 $(servers:%=$(release)/%) $(bin)
-	for name in $(servers); do $(release)/$$name --man > $(man)/$$name.1 || exit 1; done
-	chmod 644 $(servers:%=$(man)/%.1)
-
-uninstall-servers:
-	rm -f $(servers:%=$(bin)/%) $(servers:%=$(man)/%.1)
 
 clean: ## Remove everything that was built
 	$(CARGO) clean

@@ -1,5 +1,5 @@
 /* A server of one value: `serve PORT FILE` answers every connection on the loopback with the file's bytes.
-   Two lines of it are uncopy's; see docs/porting.md. */
+   Two lines of it are uncopy's; see docs/twin.md. */
 #include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,8 @@
 # Steps of a check: each with a limit of time, its output kept, and nothing left running behind it.
 # To be sourced by bash 5.1 or later, which must then call `steps_begin`, `step` …, `steps_end`.
 #
+# Steps may run beside others: `beside FUNCTION` … `join`.
+#
 # A step runs under setsid with nothing to read. When it takes too long, every process that descends
 # from it is shown with its threads, then killed. What is still there after its end (a server that a
 # test forgot) fails it; with $step_mark set, also what called setsid itself.
@@ -14,28 +16,74 @@ failed_tests=()
 steps_times=()
 step_leader=
 step_timer=
+# The shell whose steps these are: the script, or the one beside it.
+steps_shell=
+# The shell beside the script.
+steps_beside=
 
 # steps_begin: makes the directory for logs.
 steps_begin() {
     steps_directory=$(mktemp -d "${TMPDIR:-/tmp}/uncopy-check.XXXXXX")
+    steps_shell=$BASHPID
+    steps_begun=$SECONDS
     trap steps_clean EXIT
     trap steps_interrupted INT TERM HUP
 }
 
 # A background command still has these traps between fork and exec: they are for the script alone.
 steps_interrupted() {
-    [[ $BASHPID == "$$" ]] || exit 130
-    echo "uncopy: interrupted" >&2
+    [[ $BASHPID == "$steps_shell" ]] || exit 130
+    [[ $BASHPID != "$$" ]] || echo "uncopy: interrupted" >&2
     exit 130
 }
 
 steps_clean() {
-    [[ $BASHPID == "$$" ]] || return 0
+    [[ $BASHPID == "$steps_shell" ]] || return 0
+    [[ -z $steps_beside ]] || kill -TERM "$steps_beside" 2>/dev/null || true
     if [[ -n $step_leader ]]; then
         kill_all "$step_timer $(members "$step_leader" "${step_mark:+STEP_MARK=$step_mark}")"
-        wait 2>/dev/null || true
     fi
-    rm -rf -- "$steps_directory"
+    wait 2>/dev/null || true
+    [[ $BASHPID != "$$" ]] || rm -rf -- "$steps_directory"
+}
+
+# beside FUNCTION: runs the steps of FUNCTION beside those that follow, until `join`. What they print is kept until then.
+beside() {
+    mkfifo -- "$steps_directory/joined"
+    (
+        steps_shell=$BASHPID
+        trap steps_clean EXIT
+        trap steps_interrupted INT TERM HUP
+        script_directory=$steps_directory
+        steps_directory=$steps_directory/beside
+        mkdir -- "$steps_directory"
+        steps_passed=0 steps_failed=() steps_skipped=() steps_times=()
+        "$1" >"$script_directory/beside.log" 2>&1
+        declare -p steps_passed steps_failed steps_skipped steps_times >"$script_directory/beside.sh"
+        # Its processor time becomes the script's when it ends: not while one of the script's steps runs.
+        read -r _ <"$script_directory/joined"
+    ) &
+    steps_beside=$!
+}
+
+# join: waits for the steps that run beside the script, prints what they printed, and adds their results.
+join() {
+    local passed=$steps_passed failed=("${steps_failed[@]}") skipped=("${steps_skipped[@]}") times=("${steps_times[@]}")
+    echo >"$steps_directory/joined"
+    wait "$steps_beside" || true
+    steps_beside=
+    cat -- "$steps_directory/beside.log"
+    # The shell that runs them may itself have been killed.
+    if [[ ! -f $steps_directory/beside.sh ]]; then
+        failed "the steps beside these" "125"
+        return 1
+    fi
+    # shellcheck source=/dev/null
+    source <(sed 's/^declare -[-a]* //' "$steps_directory/beside.sh")
+    steps_passed=$((passed + steps_passed))
+    steps_failed=("${failed[@]}" "${steps_failed[@]}")
+    steps_skipped=("${skipped[@]}" "${steps_skipped[@]}")
+    steps_times=("${times[@]}" "${steps_times[@]}")
 }
 
 # members LEADER MARK: the processes under LEADER's setsid, and those whose environment holds MARK.
@@ -174,86 +222,49 @@ skip() {
     steps_skipped+=("$1: $2")
 }
 
-# count_tests LOG: sets tests_passed, tests_failed and tests_skipped from what cargo test printed, and
-# failed_tests to the names of those that failed, then to the programs that ended badly though no test of theirs failed.
-# A test that says "skipped: NAME: WHY" could not run: the harness counts it as passed.
+# count_tests RESULTS: adds what cargo-nextest wrote of the tests to the sums, and sets failed_tests to those that failed.
 count_tests() {
-    local said
-    read -r tests_passed tests_failed tests_skipped < <(awk '
-        /^test result: / {
-            for (at = 1; at < NF; at++) {
-                if ($(at + 1) ~ /^passed;/) passed += $at
-                if ($(at + 1) ~ /^failed;/) failed += $at
-                if ($(at + 1) ~ /^ignored;/) ignored += $at
-            }
-        }
-        END { print passed + 0, failed + 0, ignored + 0 }' "$1")
-    said=$(grep -oE '(^|\.\.\. )skipped: .*' "$1" | sed -E 's/^(\.\.\. )?skipped: ([^:]*).*/\2/' | sort -u | wc -l)
-    mapfile -t failed_tests < <(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p' "$1"; dead_programs "$1" | grep -v '^    ')
-    tests_skipped=$((tests_skipped + said))
-    tests_passed=$((tests_passed > said ? tests_passed - said : 0))
+    local line
+    while IFS= read -r line; do
+        case $line in
+            "passed: "*) steps_passed=$((steps_passed + ${line#passed: })) ;;
+            "failed: "*) failed_tests+=("${line#failed: }") ;;
+            "skipped: "*) steps_skipped+=("${line#skipped: }") ;;
+        esac
+    done < <(scripts/test-results counts "$1")
 }
 
-# dead_programs LOG: prints each test program that ended badly though no test of it failed, and indented what was said last.
-dead_programs() {
-    awk 'function tell(   at) {
-             if (died) print "program " name
-             for (at = lines > 20 ? lines - 20 : 0; died && at < lines; at++) print "    " line[at]
-             died = failed = lines = 0
-         }
-         /^ +(Running|Doc-tests) / { tell(); name = $2 == "unittests" ? $3 " " $NF : $2 }
-         /^test result: FAILED/ { failed = 1 }
-         { line[lines++] = substr($0, 1, 300) }
-         # What it died of stands below.
-         /^error: (test|doctest) failed/ { died = !failed }
-         END { tell() }' "$1"
-}
-
-# slowest_tests LOG: prints the ten test programs that took longest, of what cargo test printed.
-slowest_tests() {
-    echo
-    echo "seconds  the slowest test programs"
-    awk '/^ +Running / { name = $NF; gsub(/^\(.*\/|-[0-9a-f]+\)$/, "", name) }
-         /^ +Doc-tests / { name = "documentation of " $2 }
-         /^test result: / && match($0, /finished in [0-9.]+/) { printf "%7.0f  %s\n", substr($0, RSTART + 12), name }' "$1" |
-        sort -rn | head -n 10
-}
-
-# why_tests_failed LOG: prints what each failed test said as it panicked, without the stacks that may follow, and what
-# a test program that died said last.
-why_tests_failed() {
-    echo
-    dead_programs "$1"
-    awk '/^---- .* stdout ----$/ { test = $2; left = 0 }
-         /^(failures:|error: |     Running )/ { test = ""; left = 0 }
-         test != "" && / panicked at / { printf "%s: %s\n", test, $0; left = 12; next }
-         left > 0 { if (/^(===|note: |$)/) left = 0; else { print "    " substr($0, 1, 300); left-- } }' "$1"
-}
-
-# steps_table: prints where the time went, step by step.
+# steps_table: prints where the time went, step by step. Of steps beside others each takes longer than it would alone.
 steps_table() {
     ((${#steps_times[@]} > 0)) || return 0
     echo
-    printf '%s\n' "${steps_times[@]}" | awk '
-        { seconds[NR] = $1; processors[NR] = $2; total += $1; processor += $2; $1 = $2 = ""; name[NR] = substr($0, 3) }
+    printf '%s\n' "${steps_times[@]}" | awk -v elapsed="$((SECONDS - steps_begun))" '
+        { processor += $2; line = sprintf("%7d  %11d", $1, $2); $1 = $2 = ""; lines[NR] = line "  " substr($0, 3) }
         END {
-            print "seconds  share  processor s  step"
-            for (at = 1; at <= NR; at++)
-                printf "%7d  %4.0f%%  %11d  %s\n", seconds[at], 100 * seconds[at] / (total ? total : 1), processors[at], name[at]
-            printf "%7d   100%%  %11d  all\n", total, processor
+            print "seconds  processor s  step"
+            for (at = 1; at <= NR; at++) print lines[at]
+            printf "%7d  %11d  all\n", elapsed, processor
         }'
 }
 
-# steps_end PASSED FAILED SKIPPED [LOG]: adds the tests' counts, prints where the time went, what went wrong (as LOG of
-# cargo test says) and the sums; returns 1 unless all is well. What went wrong comes last: often only the end is kept.
+# steps_end [RESULTS]: prints where the time went, which tests took longest and what failed ones said (as cargo-nextest wrote), what
+# went wrong and the sums; returns 1 unless all is well. What went wrong comes last: often only the end is kept.
 steps_end() {
-    local passed=$((steps_passed + $1)) bad=$((${#steps_failed[@]} + $2)) skipped=$((${#steps_skipped[@]} + $3)) entry
+    local bad entry
     steps_table
-    [[ -z ${4:-} ]] || why_tests_failed "$4"
+    if [[ -n ${1:-} ]]; then
+        echo
+        scripts/test-results slowest "$1"
+        scripts/test-results failures "$1"
+    fi
     echo
+    for entry in "${steps_skipped[@]}"; do
+        echo "skipped: $entry"
+    done
     for entry in "${steps_failed[@]}" "${failed_tests[@]/#/test }"; do
         echo "failed: $entry"
     done
-    echo "$passed passed, $bad failed, $skipped skipped"
+    bad=$((${#steps_failed[@]} + ${#failed_tests[@]}))
+    echo "$steps_passed passed, $bad failed, ${#steps_skipped[@]} skipped"
     ((bad == 0))
 }

@@ -1,8 +1,8 @@
-//! What copies, moves and faults cost on this machine: measured by the library in a few processes of our own,
-//! kept in the user's cache, and handed to the programs that `run` starts.
+//! Costs of copies, moves and faults on this machine: the library measures them in a few processes,
+//! the user's cache stores them, and `run` passes them to the programs that it starts.
 //!
-//! The file names the machine it is true for; for another processor or kernel it counts as missing. Nothing in
-//! it is trusted beyond what `Costs` believes.
+//! The file names the processor and the kernel that it was measured with, and counts as missing
+//! with any other. Values that [`Costs`] does not accept are refused.
 
 use crate::atomic_write;
 use crate::environment::Environment;
@@ -22,47 +22,46 @@ use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC};
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
 
-/// Variable of `--costs`.
+/// Environment variable of `--costs`.
 pub const COSTS: &str = "UNCOPY_COSTS";
 const BEGIN_AFTER: &str = "UNCOPY_BEGIN_AFTER";
 const HEAP: &str = "UNCOPY_HEAP";
-/// First line of the file.
+/// First line of the costs file.
 const HEADING: &str = "uncopy costs 1";
-/// A longer file is not one of ours, bytes.
+/// Maximum size of the costs file, bytes.
 const MAX_FILE_BYTES: u64 = 4096;
-/// Processes that measure; odd, so that there is a median.
+/// Number of measuring processes; odd, so that there is a median.
 const PROCESSES: usize = 9;
-/// What each of them receives: enough that the library starts to work, bytes.
+/// Bytes that each measuring process receives: enough to activate the library.
 const INPUT_BYTES: usize = 1 << 20;
 
-/// Why stored costs are not used. `Display` is part of a sentence.
+/// Reason why stored costs are not used. `Display` continues a sentence that begins with the path.
 #[derive(Debug)]
-pub enum Unusable {
-    /// There are none.
+pub enum LoadError {
     Missing,
-    /// The file cannot be read.
     Unreadable(io::Error),
-    /// It is not this user's alone to write.
+    /// Not a regular file, owned by another user, or writable by others.
     NotTrusted,
-    /// It is not one of ours, or damaged.
+    /// Not a costs file, or a damaged one.
     Damaged,
-    /// They were measured with another processor or kernel.
-    OfAnotherMachine,
+    /// Measured with another processor or kernel.
+    OtherMachine,
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => f.write_str("does not exist"),
             Self::Unreadable(error) => write!(f, "cannot be read: {}", Reason(error)),
             Self::NotTrusted => f.write_str("can be written by others"),
             Self::Damaged => f.write_str("does not hold what uncopy writes"),
-            Self::OfAnotherMachine => f.write_str("is of another processor or kernel"),
+            Self::OtherMachine => f.write_str("is of another processor or kernel"),
         }
     }
 }
 
-/// Where the file is: below `XDG_CACHE_HOME`, else below `~/.cache`. `None` without either.
+/// Returns the path of the costs file: below `XDG_CACHE_HOME`, else below `~/.cache`. `None` if
+/// neither that variable nor `HOME` is an absolute path.
 pub fn path(environment: &Environment) -> Option<PathBuf> {
     let directory = |name: &[u8]| {
         let path = Path::new(std::ffi::OsStr::from_bytes(environment.get(name)?)).to_path_buf();
@@ -72,10 +71,11 @@ pub fn path(environment: &Environment) -> Option<PathBuf> {
     Some(cache.join("uncopy/costs"))
 }
 
-/// The processor's name, or the machine's kind.
+/// Returns the processor's model name, or the machine's architecture if the kernel gives none.
 pub fn processor() -> String {
     let mut text = String::new();
-    // The first processor's entry is within this; the rest takes long where there are many.
+    // The first processor's entry is within this. Reading the whole file is slow with many
+    // processors.
     if let Ok(file) = File::open("/proc/cpuinfo") {
         let _ = file.take(MAX_FILE_BYTES).read_to_string(&mut text);
     }
@@ -83,48 +83,42 @@ pub fn processor() -> String {
     processor.map_or_else(|| os::kernel().1, |(_, name)| name.trim().to_owned())
 }
 
-/// The processor and the kernel, a line each.
+/// Returns the lines of the costs file that identify processor and kernel.
 fn machine() -> String {
     format!("cpu: {}\nkernel: {}\n", processor(), os::kernel().0)
 }
 
-/// The stored costs.
-///
-/// # Errors
-/// Why there are none that can be used.
-pub fn load(path: &Path) -> Result<Costs, Unusable> {
+/// Reads the stored costs.
+pub fn load(path: &Path) -> Result<Costs, LoadError> {
     let mut options = OpenOptions::new();
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = options.read(true).custom_flags(flags).open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Unusable::Missing,
-        _ => Unusable::Unreadable(error),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => LoadError::Missing,
+        _ => LoadError::Unreadable(error),
     })?;
-    let found = file.metadata().map_err(Unusable::Unreadable)?;
+    let found = file.metadata().map_err(LoadError::Unreadable)?;
     if !found.is_file() || found.uid() != os::effective_user_id() || found.mode() & 0o022 != 0 {
-        return Err(Unusable::NotTrusted);
+        return Err(LoadError::NotTrusted);
     }
     let mut text = String::new();
-    file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(|_| Unusable::Damaged)?;
+    file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(|_| LoadError::Damaged)?;
     parse(&text, &machine())
 }
 
-fn parse(text: &str, machine: &str) -> Result<Costs, Unusable> {
+fn parse(text: &str, machine: &str) -> Result<Costs, LoadError> {
     let rest =
-        text.strip_prefix(HEADING).and_then(|rest| rest.strip_prefix('\n')).ok_or(Unusable::Damaged)?;
-    let (named, costs) = rest.split_once("costs: ").ok_or(Unusable::Damaged)?;
+        text.strip_prefix(HEADING).and_then(|rest| rest.strip_prefix('\n')).ok_or(LoadError::Damaged)?;
+    let (measured_on, costs) = rest.split_once("costs: ").ok_or(LoadError::Damaged)?;
     let costs = costs.strip_suffix('\n').and_then(|costs| Costs::parse(costs.as_bytes()));
-    let costs = costs.ok_or(Unusable::Damaged)?;
-    if named == machine { Ok(costs) } else { Err(Unusable::OfAnotherMachine) }
+    let costs = costs.ok_or(LoadError::Damaged)?;
+    if measured_on == machine { Ok(costs) } else { Err(LoadError::OtherMachine) }
 }
 
 fn to_text(costs: &Costs, machine: &str) -> String {
     format!("{HEADING}\n{machine}costs: {}\n", costs.to_text())
 }
 
-/// Stores costs of this machine, so that no reader finds half of them.
-///
-/// # Errors
-/// What writing says.
+/// Stores the costs of this machine. Replaces the file atomically and creates missing directories.
 pub fn store(path: &Path, costs: &Costs) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -132,10 +126,10 @@ pub fn store(path: &Path, costs: &Costs) -> io::Result<()> {
     atomic_write::replace(path, to_text(costs, &machine()).as_bytes(), atomic_write::PRIVATE)
 }
 
-/// Measures: the library in [`PROCESSES`] processes, and the median of each constant.
+/// Measures the costs under the library in [`PROCESSES`] processes and returns the median of each.
 ///
 /// # Errors
-/// Why that is not possible, as part of a sentence.
+/// The reason, as part of a sentence.
 pub fn measure() -> Result<Costs, String> {
     let library = library::locate()?;
     let failed = |error: io::Error| format!("measuring failed: {}", Reason(&error));
@@ -163,7 +157,7 @@ pub fn measure() -> Result<Costs, String> {
     Ok(medians(&measured))
 }
 
-/// The median of each constant.
+/// Returns the median of each cost.
 fn medians(measured: &[Costs]) -> Costs {
     let mut costs = Costs::DEFAULT;
     for which in Cost::ALL {
@@ -176,8 +170,8 @@ fn medians(measured: &[Costs]) -> Costs {
     costs
 }
 
-/// What a measuring process does: an input that the library looks at.
-pub fn receive_something() -> io::Result<()> {
+/// Receives [`INPUT_BYTES`] from `/dev/zero`. Under the library this input starts the measurement.
+pub fn receive_input() -> io::Result<()> {
     let mut buffer = vec![0u8; INPUT_BYTES];
     File::open("/dev/zero")?.read_exact(std::hint::black_box(&mut buffer))
 }
@@ -196,10 +190,10 @@ mod tests {
         let text = to_text(&costs, MACHINE);
         assert_eq!(parse(&text, MACHINE).expect("well-formed"), costs);
         let other = parse(&text, "cpu: One\nkernel: 6.19\n");
-        assert!(matches!(other, Err(Unusable::OfAnotherMachine)), "{other:?}");
+        assert!(matches!(other, Err(LoadError::OtherMachine)), "{other:?}");
         for damaged in [&text[1..], &text[..text.len() - 1], "", &text.replace("fault=", "fault=9999999")] {
             let read = parse(damaged, MACHINE);
-            assert!(matches!(read, Err(Unusable::Damaged)), "{damaged}: {read:?}");
+            assert!(matches!(read, Err(LoadError::Damaged)), "{damaged}: {read:?}");
         }
     }
 
@@ -207,18 +201,18 @@ mod tests {
     fn a_file_that_others_can_write_is_not_read() {
         let directory = std::env::temp_dir().join(format!("uncopy-costs-test-{}", std::process::id()));
         let path = directory.join("uncopy/costs");
-        assert!(matches!(load(&path), Err(Unusable::Missing)));
+        assert!(matches!(load(&path), Err(LoadError::Missing)));
         store(&path, &Costs::DEFAULT).expect("stored");
         assert_eq!(load(&path).expect("ours"), Costs::DEFAULT);
         assert_eq!(fs::metadata(&path).expect("stored").mode() & 0o777, 0o600);
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o622)).expect("ours");
-        assert!(matches!(load(&path), Err(Unusable::NotTrusted)));
-        // Replaced, whatever it was.
+        assert!(matches!(load(&path), Err(LoadError::NotTrusted)));
+        // Storing replaces the file and its mode.
         store(&path, &Costs::DEFAULT).expect("stored");
         assert!(load(&path).is_ok());
         fs::remove_file(&path).expect("ours");
         std::os::unix::fs::symlink("/etc/passwd", &path).expect("made");
-        assert!(matches!(load(&path), Err(Unusable::Unreadable(_))));
+        assert!(matches!(load(&path), Err(LoadError::Unreadable(_))));
         fs::remove_dir_all(&directory).expect("cleaned up");
     }
 

@@ -1,10 +1,10 @@
-//! Reads what decides whether a program can be reached by preloading: an ELF file's class and
-//! machine, its loader, the libraries it needs, its Go build information and the symbols it
-//! defines and takes. The format is the `object` crate's business.
+//! Reads the parts of an ELF file that decide whether a library can be preloaded into a program:
+//! class, machine, loader, needed libraries, Go build information, and symbols. The `object` crate
+//! parses the format.
 //!
-//! Files are hostile here: every offset, size and count comes from the file. No more than a fixed
-//! number of bytes is read, and a damaged part reads as absent. Only 64-bit files of this machine's
-//! byte order are read further than the header, because no other can be accelerated.
+//! Files are hostile: every offset, size and count comes from the file. At most [`MAX_READ_BYTES`]
+//! are read, and a damaged part reads as absent. Beyond the header only 64-bit files of this
+//! machine's byte order are read, because no others can be accelerated.
 
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _, Sym as _};
@@ -13,20 +13,20 @@ use std::cell::Cell;
 use std::io::{Read, Seek};
 use std::ops::Range;
 
-/// The header, and whatever line a script begins with.
+/// Bytes read at first: the ELF header, or the first line of a script.
 const HEAD_BYTES: u64 = 4096;
-/// Bytes that are read of a file at most.
+/// Maximum number of bytes read from a file.
 const MAX_READ_BYTES: u64 = 32 << 20;
-/// Longest name that is believed: a path.
+/// Maximum length of the loader's path, bytes.
 const MAX_NAME_BYTES: usize = 4096;
-/// Bytes that the cache reads at most to find the end of a name.
+/// Maximum number of bytes that the cache reads to find the end of a name.
 const MAX_UNTIL_BYTES: u64 = 4096;
 /// Type of the note that the Go linker writes, with the name `Go`.
 const NT_GO_BUILD_ID: u32 = 4;
 
 type Header = FileHeader64<NativeEndian>;
 
-/// `e_machine` of the machine this was built for; `None` if the command does not know it.
+/// `e_machine` of the machine that this was built for; `None` if unknown.
 pub const THIS_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(elf::EM_X86_64)
 } else if cfg!(target_arch = "aarch64") {
@@ -35,45 +35,44 @@ pub const THIS_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     None
 };
 
-/// What a file begins with.
+/// Kind of an executable file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// An ELF file that this machine's kernel may load.
+    /// ELF file that this machine's kernel may load.
     Native,
-    /// An ELF file with 32-bit addresses.
+    /// ELF file with 32-bit addresses.
     Bits32,
-    /// An ELF file for another machine, with its `e_machine` in its own byte order.
+    /// ELF file for another machine, with its `e_machine` in its own byte order.
     OtherMachine(u16),
-    /// A script: the interpreter and its one argument, if there is one.
+    /// Script with its interpreter and one argument, if there is one.
     Script {
-        /// Path after `#!`.
+        /// Path that follows `#!`.
         interpreter: Vec<u8>,
-        /// The rest of the line.
+        /// Rest of the line.
         argument: Option<Vec<u8>>,
     },
-    /// Anything else.
     Other,
 }
 
-/// What was looked for in a file's table of symbols and is there.
+/// Requested symbols that a file's symbol table contains.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Symbols {
-    /// What the file defines itself, for others to use.
+    /// Symbols that the file defines for others.
     pub defined: Vec<&'static str>,
-    /// What it takes from others.
+    /// Symbols that the file imports.
     pub imported: Vec<&'static str>,
 }
 
-/// Names of the functions in a file's table of symbols.
+/// Names of the functions in a file's symbol table.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Functions {
-    /// What the file defines itself, for others to use.
+    /// Functions that the file defines for others.
     pub defined: Vec<Vec<u8>>,
-    /// What it takes from others.
+    /// Symbols that the file imports.
     pub imported: Vec<Vec<u8>>,
 }
 
-/// An executable file, its first page read.
+/// Executable file whose first page has been read.
 pub struct Image<R: Read + Seek> {
     head: Vec<u8>,
     cache: ReadCache<R>,
@@ -92,14 +91,14 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a Image<R> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
-        // Before it is read, and whether it is found or not: all that the cache may read for it.
+        // Charges all that the cache may read for this call, whether or not the delimiter is found.
         let most_bytes = range.end.saturating_sub(range.start).min(MAX_UNTIL_BYTES);
         self.left_bytes.set(self.left_bytes.get().checked_sub(most_bytes).ok_or(())?);
         self.cache.read_bytes_at_until(range, delimiter)
     }
 }
 
-/// The bytes up to the first zero.
+/// Returns the bytes before the first zero.
 fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or(&[])
 }
@@ -117,17 +116,17 @@ fn script(line: &[u8]) -> Kind {
 }
 
 impl<R: Read + Seek> Image<R> {
-    /// Reads the first page.
+    /// Reads the first page of a file.
     pub fn read(mut source: R) -> Self {
         let mut head = Vec::new();
-        // What cannot be read is not there.
+        // An unreadable file reads as empty.
         let _ = source.rewind().and_then(|()| source.by_ref().take(HEAD_BYTES).read_to_end(&mut head));
-        // As in the kernel, zeroes follow.
+        // Zeroes follow the end of the file, as in the kernel.
         head.resize(head.len().max(size_of::<Header>()), 0);
         Self { head, cache: ReadCache::new(source), left_bytes: Cell::new(MAX_READ_BYTES) }
     }
 
-    /// What the file is.
+    /// Returns the kind of the file.
     pub fn kind(&self) -> Kind {
         if let Some(line) = self.head.strip_prefix(b"#!") {
             return script(line);
@@ -161,7 +160,7 @@ impl<R: Read + Seek> Image<R> {
         self.header().and_then(read).unwrap_or_default()
     }
 
-    /// The loader that the kernel starts (`PT_INTERP`); `None` for a static program.
+    /// Returns the loader that the kernel starts (`PT_INTERP`); `None` for a static program.
     pub fn loader(&self) -> Option<Vec<u8>> {
         let mut headers = self.program_headers().iter();
         let header = headers.find(|header| header.p_type(NativeEndian) == elf::PT_INTERP)?;
@@ -169,7 +168,7 @@ impl<R: Read + Seek> Image<R> {
         (name.len() <= MAX_NAME_BYTES).then(|| name.to_vec())
     }
 
-    /// The libraries that the file names itself (`DT_NEEDED`).
+    /// Returns the libraries that the file itself names (`DT_NEEDED`).
     pub fn needed(&self) -> Vec<Vec<u8>> {
         self.read_needed().unwrap_or_default()
     }
@@ -210,7 +209,8 @@ impl<R: Read + Seek> Image<R> {
                 .any(|note| note.n_type(NativeEndian) == NT_GO_BUILD_ID && note.name() == b"Go")
     }
 
-    /// Names of all functions that the file defines for others, and of all that it takes from them; empty if they cannot be read.
+    /// Returns the functions that the file defines for others and the symbols that it imports;
+    /// empty if they cannot be read.
     pub fn functions(&self) -> Functions {
         self.read_functions().unwrap_or_default()
     }
@@ -233,11 +233,12 @@ impl<R: Read + Seek> Image<R> {
         Some(found)
     }
 
-    /// Which of `wanted` the file defines for others or takes from them (`.dynsym`); `None` if that cannot be read.
+    /// Returns which of `wanted` the file defines for others or imports (`.dynsym`); `None` if that
+    /// cannot be read.
     pub fn symbols(&self, wanted: &[&'static str]) -> Option<Symbols> {
         let sections = self.header()?.sections(NativeEndian, self).ok()?;
         let symbols = sections.symbols(NativeEndian, self, elf::SHT_DYNSYM).ok()?;
-        // At once: a symbol's name at a time would be a system call each.
+        // All names at once: reading each would take a system call.
         let names = sections.section(symbols.string_section()).ok()?;
         let names = names.data(NativeEndian, self).ok()?;
         let names = StringTable::new(names, 0, names.len() as u64);

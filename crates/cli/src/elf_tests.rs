@@ -1,4 +1,4 @@
-//! ELF files made by hand, damaged ones, and random bytes.
+//! Hand-made, damaged and random ELF files.
 
 use super::*;
 use object::elf::{
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::fs::File;
 use std::io::Cursor;
 
-/// Assembles a 64-bit file of this machine from parts laid one after the other.
+/// Builder of a 64-bit file of this machine; parts are laid out one after the other.
 #[derive(Default)]
 struct Builder {
     segments: Vec<(u32, Vec<u8>)>,
@@ -159,7 +159,7 @@ fn dynamic_file() -> Vec<u8> {
         .build()
 }
 
-/// Reads everything there is to read.
+/// Calls every function that reads the file.
 fn read_all(bytes: &[u8]) {
     let image = image(bytes);
     let _ = image.kind();
@@ -263,7 +263,7 @@ fn absurd_sizes_and_offsets_read_as_absent() {
 fn tables_as_long_as_a_sparse_file_read_as_absent() {
     const FILE_BYTES: u64 = 1 << 40;
     let path = std::env::temp_dir().join(format!("uncopy-elf-test-{}", std::process::id()));
-    // The loader's name, the notes, the dynamic section.
+    // Program headers of the loader's name, the notes and the dynamic section.
     for header in 1..4 {
         let mut bytes = dynamic_file();
         bytes[64 + 56 * header + 32..][..8].copy_from_slice(&(FILE_BYTES / 2).to_ne_bytes());
@@ -312,11 +312,11 @@ proptest! {
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..24),
     ) {
         let mut bytes = dynamic_file();
-        for (place, value) in damage {
-            // Most of the first page is padding: aim at what is read.
-            let place = place.index(bytes.len() - DATA_AT + 512);
-            let place = if place < 512 { place } else { place - 512 + DATA_AT };
-            bytes[place] = value;
+        for (offset, value) in damage {
+            // Most of the first page is padding: damage the bytes that are read.
+            let offset = offset.index(bytes.len() - DATA_AT + 512);
+            let offset = if offset < 512 { offset } else { offset - 512 + DATA_AT };
+            bytes[offset] = value;
         }
         read_all(&bytes);
     }

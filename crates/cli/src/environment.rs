@@ -1,5 +1,5 @@
-//! The environment that CMD gets: the inherited one, byte for byte, with a few variables set or
-//! removed. Entries need not be UTF-8, need not contain `=` and may be repeated.
+//! Environment of CMD: the inherited one, byte for byte, with a few variables set or removed.
+//! Entries need not be UTF-8, need not contain `=` and may be repeated.
 
 use crate::os;
 use std::borrow::Cow;
@@ -17,22 +17,22 @@ fn split(entry: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl Environment {
-    /// This process's environment.
+    /// Returns this process's environment.
     pub fn inherited() -> Self {
         Self { entries: os::environment().into_iter().map(Cow::Borrowed).collect() }
     }
 
-    /// An environment with these entries.
+    /// Returns an environment with these entries.
     pub fn from_entries<'a>(entries: impl IntoIterator<Item = &'a CStr>) -> Self {
         Self { entries: entries.into_iter().map(|entry| Cow::Owned(entry.to_owned())).collect() }
     }
 
-    /// Every `NAME=value`, in order.
+    /// Returns every `NAME=value`, in order.
     pub fn variables(&self) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> {
         self.entries.iter().filter_map(|entry| split(entry.to_bytes()))
     }
 
-    /// The value that `getenv` returns: the first one.
+    /// Returns the first value of `name`, as getenv(3) does.
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.variables().find(|(candidate, _)| *candidate == name).map(|(_, value)| value)
     }
@@ -43,9 +43,9 @@ impl Environment {
             .retain(|entry| split(entry.to_bytes()).is_none_or(|(found, _)| found != name.as_bytes()));
     }
 
-    /// Sets `name`, in place of every earlier entry of it.
+    /// Sets `name`, replacing all earlier entries.
     ///
-    /// A value that contains a zero byte cannot be in an environment; it only removes.
+    /// A value with a zero byte cannot be in an environment: `name` is then only removed.
     pub fn set(&mut self, name: &str, value: &[u8]) {
         self.remove(name);
         let entry = [name.as_bytes(), b"=", value].concat();
@@ -54,7 +54,7 @@ impl Environment {
         }
     }
 
-    /// The entries as `execve` takes them.
+    /// Returns the entries as execve(2) takes them.
     pub fn entries(&self) -> Vec<&CStr> {
         self.entries.iter().map(AsRef::as_ref).collect()
     }

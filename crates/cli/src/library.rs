@@ -1,15 +1,15 @@
-//! Finds `libuncopy.so` relative to the running command, so that a build tree and an installed
-//! copy both work without configuration, and composes `LD_PRELOAD`.
+//! Finds `libuncopy.so` relative to the running command, so that a build tree and an installed copy
+//! both work without configuration, and composes `LD_PRELOAD`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_core::allocators;
 
-/// The library's file name.
+/// File name of the library.
 pub const FILE_NAME: &str = "libuncopy.so";
 
-/// Where the library may be, in the order in which it is looked for.
+/// Returns the paths where the library may be, in search order.
 pub fn candidates(program: &Path) -> Vec<PathBuf> {
     let directory = program.parent().unwrap_or(Path::new("/"));
     let prefix = directory.parent().unwrap_or(directory);
@@ -20,10 +20,10 @@ pub fn candidates(program: &Path) -> Vec<PathBuf> {
     ]
 }
 
-/// The library's path.
+/// Returns the library's path.
 ///
 /// # Errors
-/// Why there is none that can be preloaded, as part of a sentence.
+/// The reason why no library can be preloaded, as part of a sentence.
 pub fn locate() -> Result<PathBuf, String> {
     let program =
         std::env::current_exe().map_err(|_| format!("{FILE_NAME} not found: /proc is not mounted"))?;
@@ -47,13 +47,13 @@ fn not_found(candidates: &[PathBuf]) -> String {
     format!("{FILE_NAME} not found in {}", directories.join(", "))
 }
 
-/// Whether the loader takes the path out of `LD_PRELOAD` as it is: it splits the value at spaces
-/// and colons and expands `$ORIGIN` and its like (`man 8 ld.so`).
+/// Whether the loader takes the path from `LD_PRELOAD` unchanged. The loader splits the value at
+/// spaces and colons and expands `$ORIGIN` and similar tokens (ld.so(8)).
 fn can_be_preloaded(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'$'))
 }
 
-/// `old` without any entry that is a `libuncopy.so`; empty if nothing else was in it.
+/// Returns `old` without entries for `libuncopy.so`; empty if nothing else remains.
 pub fn without_library(old: &[u8]) -> Vec<u8> {
     let is_ours = |entry: &[u8]| Path::new(OsStr::from_bytes(entry)).file_name() == Some(FILE_NAME.as_ref());
     let entries: Vec<&[u8]> =
@@ -64,13 +64,13 @@ pub fn without_library(old: &[u8]) -> Vec<u8> {
     entries.into_iter().filter(|entry| !is_ours(entry)).collect::<Vec<_>>().join(&b':')
 }
 
-/// The files that a value of `LD_PRELOAD` names.
+/// Returns the files in a value of `LD_PRELOAD`.
 pub fn preloads(value: &[u8]) -> impl Iterator<Item = &Path> {
     let entries = value.split(|byte| matches!(byte, b' ' | b':')).filter(|entry| !entry.is_empty());
     entries.map(|entry| Path::new(OsStr::from_bytes(entry)))
 }
 
-/// The first of them that is a sanitizer's library: its file name and the sanitizer.
+/// Returns the first sanitizer library in a value of `LD_PRELOAD`: its file name and the sanitizer.
 pub fn sanitizer(value: &[u8]) -> Option<(String, &'static str)> {
     preloads(value).find_map(|path| {
         let name = path.file_name()?;
@@ -78,7 +78,7 @@ pub fn sanitizer(value: &[u8]) -> Option<(String, &'static str)> {
     })
 }
 
-/// The value of `LD_PRELOAD` that loads `library` first and then whatever `old` names.
+/// Returns the value of `LD_PRELOAD` that loads `library` first and then the files of `old`.
 pub fn preload(library: &Path, old: &[u8]) -> Vec<u8> {
     let mut value = library.as_os_str().as_bytes().to_vec();
     let rest = without_library(old);

@@ -1,4 +1,4 @@
-//! Live counters as the library leaves them, and as somebody else might.
+//! Live counters as the library leaves them, and as an attacker might.
 
 use super::*;
 use std::fs::{self, Permissions};
@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use uncopy_core::stats::{COUNTERS_OFFSET, Counter, PID_OFFSET};
 
 const PID: u32 = 4321;
+const NAME: StatsName = StatsName { pid: PID, namespace: INITIAL_PID_NAMESPACE };
 
 /// A stand-in for `/dev/shm`, removed when dropped.
 struct SharedMemory(PathBuf);
@@ -40,7 +41,7 @@ impl SharedMemory {
     }
 
     fn read(&self) -> Result<Option<Snapshot>, String> {
-        read_live(&self.0, os::effective_user_id(), PID).map_err(|failure| failure.to_string())
+        read_live(&self.0, os::effective_user_id(), PID, NAME).map_err(|failure| failure.to_string())
     }
 
     fn refusal(&self) -> String {
@@ -61,7 +62,7 @@ fn counters_of_the_library_are_read() {
     subject.write(PID);
     let snapshot = subject.read().expect("trusted").expect("there");
     assert_eq!((snapshot.pid, snapshot.get(Counter::Faults)), (u64::from(PID), 9));
-    assert!(read_live(Path::new("/nonexistent"), 0, PID).is_ok_and(|found| found.is_none()));
+    assert!(read_live(Path::new("/nonexistent"), 0, PID, NAME).is_ok_and(|found| found.is_none()));
 }
 
 #[test]
@@ -139,7 +140,7 @@ fn another_users_directory_is_refused() {
     let subject = SharedMemory::new("owner");
     let other = os::effective_user_id() + 1;
     fs::rename(subject.directory(), directory_of(&subject.0, other)).expect("renamed");
-    let failure = read_live(&subject.0, other, PID).map_err(|failure| failure.to_string());
+    let failure = read_live(&subject.0, other, PID, NAME).map_err(|failure| failure.to_string());
     assert!(failure.expect_err("must be refused").contains("another user"));
 }
 
@@ -157,9 +158,9 @@ fn process_ids_are_decimal_numbers_in_range() {
 fn mappings_of_the_library_are_recognised() {
     let line = |path: &str| format!("7f00-7f01 r-xp 00000000 08:01 1   {path}").into_bytes();
     for path in ["/opt/libuncopy.so", "/opt/libuncopy.so (deleted)"] {
-        assert!(names_library(&line(path)), "{path}");
+        assert!(is_library_path(&line(path)), "{path}");
     }
     for path in ["", "/opt/libuncopy.so.1", "/opt/notlibuncopy.so", "[heap]", "/opt/libuncopy.so/x"] {
-        assert!(!names_library(&line(path)), "{path}");
+        assert!(!is_library_path(&line(path)), "{path}");
     }
 }

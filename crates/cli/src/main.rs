@@ -1,13 +1,17 @@
-//! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
-//! whether that can work, `ps` lists the programs that run so, `top` shows them live, `stats` reads their counters, `metrics` gives those to collectors, `release` turns its views back
-//! into plain memory, `log` shows and recovers logs, `net` serves a user-level TCP, `service` lets services of systemd run so, `profile` shows where a program copies and `report` shows it again, `bench` measures,
-//! and `completions` and `man` describe the command itself.
+//! Entry point of the `uncopy` command, and dispatch to its subcommands.
 //!
-//! The C entry point is used instead of Rust's, which would ignore `SIGPIPE` before anything could
-//! see what it was: CMD must inherit exactly the signals that `uncopy run` was given.
+//! `run` starts a program with `libuncopy.so` preloaded; `doctor` checks whether that can work.
+//! `ps`, `top`, `stats` and `metrics` show running programs and their counters, and `release` turns
+//! their views back into plain memory. `profile` and `report` show where a program copies. `log`
+//! shows and recovers logs, `net` serves a user-level TCP, `service` configures systemd services.
+//! `completions` and `man` describe the command itself.
+//!
+//! The entry point is C's instead of Rust's, which would ignore `SIGPIPE` before its disposition
+//! could be saved: CMD must inherit exactly the signals that `uncopy run` was given.
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+mod args;
 mod atomic_write;
 mod costs;
 mod doctor;
@@ -15,14 +19,13 @@ mod elf;
 mod environment;
 mod explain;
 mod library;
-mod line;
 mod live;
 mod log;
+mod manpages;
 mod metrics;
 mod net;
 mod os;
 mod output;
-mod pages;
 mod probe;
 mod processes;
 mod profile;
@@ -40,8 +43,8 @@ mod top;
 
 use std::ffi::OsString;
 
-/// The entry point that the C library calls. The standard library of a glibc target knows the
-/// arguments without it (`.init_array`).
+/// Entry point that the C library calls. On glibc the standard library gets the arguments without
+/// it (`.init_array`).
 #[cfg_attr(not(test), allow(unsafe_code), unsafe(export_name = "main"))]
 #[cfg_attr(test, allow(dead_code))]
 extern "C" fn entry(_argc: libc::c_int, _argv: *const *const libc::c_char) -> libc::c_int {
@@ -52,15 +55,18 @@ extern "C" fn entry(_argc: libc::c_int, _argv: *const *const libc::c_char) -> li
 
 /// Runs the subcommand and returns the exit status.
 fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
-    // The two that take foreign arguments do without the whole definition, which keeps `run` fast.
     match arguments.get(1).and_then(|name| name.to_str()) {
+        // Skips the whole definition, which keeps `run` fast.
         Some("run") => return run::main(&arguments[1..], sigpipe),
-        Some("bench") => return uncopy_bench::main(&arguments[2..]),
+        Some("bench") => {
+            output::print_message("the experiments are in uncopy-bench; build it with: make bench");
+            return output::EXIT_USAGE;
+        }
         _ => {}
     }
-    let matches = match line::for_arguments(arguments).try_get_matches_from(arguments) {
+    let matches = match args::for_arguments(arguments).try_get_matches_from(arguments) {
         Ok(matches) => matches,
-        Err(error) => return line::answer(&error),
+        Err(error) => return args::print_clap_error(&error),
     };
     match matches.subcommand() {
         Some(("doctor", matches)) => doctor::main(matches),
@@ -74,8 +80,8 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
         Some(("log", matches)) => log::main(matches),
         Some(("net", matches)) => net::main(matches),
         Some(("service", matches)) => service::main(matches),
-        Some(("completions", matches)) => pages::completions(matches),
-        Some(("man", matches)) => pages::man(matches),
+        Some(("completions", matches)) => manpages::completions(matches),
+        Some(("man", matches)) => manpages::man(matches),
         _ => output::EXIT_USAGE,
     }
 }

@@ -1,5 +1,5 @@
-//! What the command asks of the operating system, each thing behind a small typed function: rustix where it has
-//! it, `uncopy_sys` for userfaultfd and mappings, libc for the rest. Everything above is safe code.
+//! Operating system interface of the command: small typed functions over rustix, `uncopy_sys`
+//! (userfaultfd and mappings) and libc. Everything above is safe code.
 #![allow(unsafe_code)]
 
 pub mod child;
@@ -11,37 +11,40 @@ use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use uncopy_sys::directory::{Kind, PrivateDirectory, Refused};
 use uncopy_sys::mem::Reservation;
 
-/// What the kernel does with a signal, as found at the program's start.
+/// Disposition of a signal at the program's start.
 pub struct Disposition(libc::sighandler_t);
 
-/// Ignores `SIGPIPE`, so that a closed pipe is an error to be looked at and not the end.
+/// Ignores `SIGPIPE`, so that writing to a closed pipe is an error instead of the end.
 pub fn ignore_sigpipe() -> Disposition {
-    // SAFETY: SIG_IGN installs no handler; signal() has no other requirement.
+    // SAFETY: signal(2) needs a valid handler or constant; SIG_IGN is a constant.
     Disposition(unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) })
 }
 
-/// Puts back what `SIGPIPE` did before [`ignore_sigpipe`].
+/// Restores the disposition that `SIGPIPE` had before [`ignore_sigpipe`].
 pub fn restore_sigpipe(disposition: &Disposition) {
     if disposition.0 != libc::SIG_ERR {
-        // SAFETY: the value came from signal() and nothing here installs handlers, so it is
-        // SIG_DFL or SIG_IGN, inherited through execve.
+        // SAFETY: signal(2) needs a valid handler or constant. The value came from signal(2) at the
+        // start, when no handler was installed, so it is SIG_DFL or SIG_IGN, inherited through
+        // execve.
         unsafe { libc::signal(libc::SIGPIPE, disposition.0) };
     }
 }
 
-/// Leaves the process, which goes on in a child that nobody waits for, in a session of its own. Whether this is the child.
+/// Forks a child in a session of its own. Returns true in the child, and false in the parent, which
+/// does not wait.
 ///
 /// # Panics
-/// The process has other threads, which the child would not have.
+/// If the process has other threads, which the child would not have.
 pub fn detach() -> io::Result<bool> {
     assert!(!uncopy_sys::thread::others_live(), "a process with one thread");
-    // SAFETY: there is no other thread whose locks the child would find held.
+    // SAFETY: fork(2) copies only the calling thread; there is no other whose locks the child would
+    // find held.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
@@ -52,7 +55,7 @@ pub fn detach() -> io::Result<bool> {
     }
 }
 
-/// The calling thread, and those that it makes, can do no more than any process of its user.
+/// Drops all capabilities of the calling thread and of threads that it creates, for good.
 pub fn drop_privileges() -> io::Result<()> {
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
     let (effective, permitted, inheritable) =
@@ -61,7 +64,7 @@ pub fn drop_privileges() -> io::Result<()> {
     Ok(set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
 }
 
-/// Lets this process have as many descriptors as it may.
+/// Raises the limit on open descriptors to the maximum.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(
@@ -70,41 +73,36 @@ pub fn raise_descriptor_limit() {
     );
 }
 
-/// Whether the calling thread may make and change network devices of its namespace.
+/// Whether the calling thread may create and change network devices of its namespace
+/// (CAP_NET_ADMIN).
 pub fn may_administer_network() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
 }
 
-/// A file that came with a message; `None`: there was none (-1).
-pub fn file_of(fd: RawFd) -> Option<File> {
-    // SAFETY: whoever received it has it from the kernel, and gives it up here.
-    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
-}
-
-/// Nobody reads standard output any more.
-pub fn close_output() -> io::Result<()> {
+/// Redirects standard output to `/dev/null`.
+pub fn close_stdout() -> io::Result<()> {
     let nothing = File::options().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&nothing)?;
     Ok(())
 }
 
-/// Closes all descriptors but the standard ones: those of whoever started this process.
-pub fn close_others() {
+/// Closes all inherited descriptors but the standard ones.
+pub fn close_inherited() {
     const FIRST: libc::c_uint = 3;
-    // SAFETY: nothing here has made a descriptor yet.
+    // SAFETY: close_range(2) takes numbers. No object here owns a descriptor from 3 on yet.
     unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, 0) };
 }
 
-/// The environment's entries as they are, also those without `=` and repeated ones.
+/// Returns the environment's entries unchanged, including repeated ones and those without `=`.
 pub fn environment() -> Vec<&'static CStr> {
     unsafe extern "C" {
         static mut environ: *const *const libc::c_char;
     }
     let mut entries = Vec::new();
-    // SAFETY: environ is null or a null-terminated array of strings that the kernel put on the
-    // stack; the command starts no thread before this and never changes its own environment, so
-    // the array and the strings live and stay the same until execve or exit.
+    // SAFETY: `environ` is null or a null-terminated array of C strings that the kernel put on the
+    // stack. The command starts no thread before this and never changes its own environment, so
+    // array and strings stay unchanged until execve or exit.
     unsafe {
         let mut next = environ;
         while !next.is_null() && !(*next).is_null() {
@@ -115,18 +113,18 @@ pub fn environment() -> Vec<&'static CStr> {
     entries
 }
 
-/// Replaces this process; returns only if that failed.
+/// Replaces this process; returns only on failure.
 pub fn execve(path: &CStr, arguments: &[CString], environment: &[&CStr]) -> io::Error {
     let argv: Vec<_> = arguments.iter().map(|entry| entry.as_ptr()).chain([std::ptr::null()]).collect();
     let envp: Vec<_> = environment.iter().map(|entry| entry.as_ptr()).chain([std::ptr::null()]).collect();
-    // SAFETY: path is a C string; both arrays end with a null pointer and point to C strings that
+    // SAFETY: `path` is a C string. Both arrays end with a null pointer and point to C strings that
     // the borrowed arguments keep alive during the call.
     unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     io::Error::last_os_error()
 }
 
-/// Whether the effective user may execute `path`.
-pub fn may_execute(path: &Path) -> io::Result<()> {
+/// Checks that the effective user may execute `path`.
+pub fn check_executable(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::accessat(CWD, path, rustix::fs::Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
@@ -135,149 +133,144 @@ pub fn has_file_capabilities(file: &File) -> bool {
     rustix::fs::fgetxattr_query(file, c"security.capability").is_ok_and(|len_bytes| len_bytes > 0)
 }
 
-/// Real user id.
+/// Returns the real user id.
 pub fn user_id() -> u32 {
     rustix::process::getuid().as_raw()
 }
 
-/// Effective user id.
+/// Returns the effective user id.
 pub fn effective_user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The name of a user; `None`: it has none.
+/// Returns the name of a user; `None` if there is none.
 pub fn user_name(user: u32) -> Option<String> {
     const LEN_BYTES: usize = 16 << 10;
     let mut buffer = vec![0; LEN_BYTES];
-    // SAFETY: all zero is a passwd that has nothing.
+    // SAFETY: `passwd` consists of numbers and pointers, for which zero bytes are valid.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
-    // SAFETY: the structure, the buffer with its length and the result outlive the call.
+    // SAFETY: getpwuid_r(3) writes the structure, `buffer.len()` bytes of the buffer and the
+    // result, all of which are writable and outlive the call.
     let failed = unsafe { libc::getpwuid_r(user, &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found) };
     if failed != 0 || found.is_null() {
         return None;
     }
-    // SAFETY: it was found, so the name is a C string in the buffer.
+    // SAFETY: the user was found, so `pw_name` is a C string in `buffer`, which still lives.
     Some(unsafe { CStr::from_ptr(entry.pw_name) }.to_string_lossy().into_owned())
 }
 
-/// The number of a group; `None`: there is none of this name.
+/// Returns the id of a group; `None` if there is no group of this name.
 pub fn group_id(name: &CStr) -> Option<u32> {
     const LEN_BYTES: usize = 64 << 10;
     let mut buffer = vec![0; LEN_BYTES];
-    // SAFETY: all zero is a group that has nothing.
+    // SAFETY: `group` consists of numbers and pointers, for which zero bytes are valid.
     let mut entry: libc::group = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
-    // SAFETY: the name, the structure, the buffer with its length and the result outlive the call.
+    // SAFETY: `name` is a C string. getgrnam_r(3) writes the structure, `buffer.len()` bytes of the
+    // buffer and the result, all of which are writable and outlive the call.
     let failed =
         unsafe { libc::getgrnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found) };
     (failed == 0 && !found.is_null()).then_some(entry.gr_gid)
 }
 
-/// What times of processes are counted in.
+/// Returns the unit of processes' times, in ticks per second.
 pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second().max(1)
 }
 
-/// The soft limits of address space, data and locked memory, in that order; `None`: unlimited.
+/// Returns the soft limits of address space, data and locked memory, in that order; `None` is
+/// unlimited.
 pub fn memory_limits() -> [Option<u64>; 3] {
     [Resource::As, Resource::Data, Resource::Memlock].map(|resource| getrlimit(resource).current)
 }
 
-/// Whether `len_bytes` of addresses can be reserved, as the library does before anything else.
+/// Whether `len_bytes` of addresses can be reserved, as the library does at first.
 pub fn can_reserve(len_bytes: usize) -> bool {
-    // SAFETY: nothing refers to what has just been reserved.
+    // SAFETY: `shortened` needs pages that nothing refers to. No address in this reservation was
+    // taken.
     Reservation::new(len_bytes).map(|reserved| unsafe { reserved.shortened(0) }).is_ok()
 }
 
-/// The kernel's release and machine, as `uname -r` and `uname -m` print them.
+/// Returns the kernel's release and machine, as `uname -r` and `uname -m` print them.
 pub fn kernel() -> (String, String) {
     let name = rustix::system::uname();
     let text = |field: &CStr| field.to_string_lossy().into_owned();
     (text(name.release()), text(name.machine()))
 }
 
-/// Duplicates a descriptor to a number of at least `lowest` that programs inherit, and gives it
-/// up: it stays open for the rest of the process's life, also across execve.
-pub fn leave_to_programs(fd: BorrowedFd<'_>, lowest: RawFd) -> io::Result<RawFd> {
+/// Duplicates a descriptor to a number of at least `lowest` that programs inherit. The duplicate is
+/// never closed, also not by execve.
+pub fn dup_inheritable(fd: BorrowedFd<'_>, lowest: RawFd) -> io::Result<RawFd> {
     let copy = rustix::io::fcntl_dupfd_cloexec(fd, lowest)?;
     rustix::io::fcntl_setfd(&copy, FdFlags::empty())?;
     Ok(copy.into_raw_fd())
 }
 
-/// Keeps an inherited descriptor from the programs that this process becomes.
-pub fn leave_to_nobody(fd: BorrowedFd<'_>) {
-    // It is open, so that nothing can fail.
+/// Keeps an inherited descriptor from the program that this process becomes.
+pub fn set_close_on_exec(fd: BorrowedFd<'_>) {
+    // The descriptor is open, so that this cannot fail.
     let _ = rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC);
 }
 
-/// A descriptor that this process inherited, for as long as nothing closes it.
+/// Borrows a descriptor that this process inherited.
 ///
 /// Returns `None` if `fd` is not open, or is one of the three standard streams.
 pub fn inherited_descriptor(fd: RawFd) -> Option<BorrowedFd<'static>> {
-    // SAFETY: F_GETFD takes no further argument and fails on a closed descriptor.
+    // SAFETY: fcntl(2) with F_GETFD takes no further argument, and fails on a closed descriptor.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return None;
     }
-    // SAFETY: fd is open, and the command never closes a descriptor that it did not open.
+    // SAFETY: `borrow_raw` needs a descriptor that stays open. `fd` is open, and the command closes
+    // no descriptor that it did not open, except in the keeper (`close_inherited`), which borrows
+    // none.
     Some(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// A path as the kernel takes it.
+/// Converts a path to a C string.
 ///
 /// # Errors
-/// EINVAL: it has a zero byte.
+/// EINVAL if the path has a zero byte.
 pub fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Opens a regular file for reading. Waits for whoever has a lease on it (fcntl(2)), and for nobody where it is something else.
+/// Opens a regular file for reading. Waits for the holder of a lease on it (fcntl(2)), but never on
+/// a file of another kind.
 ///
 /// # Errors
-/// EINVAL: it is no regular file; else what the kernel says.
+/// EINVAL if it is not a regular file, else the kernel's error.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let link = format!("/proc/self/fd/{}", found.as_raw_fd());
     if !File::from(found.try_clone()?).metadata()?.is_file() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    // What was looked at, whatever has its name by now.
+    // Opens the file that was checked, even if another file has its name by now.
     File::open(link)
 }
 
-/// Opens a file of a private directory; `access` is `O_RDONLY` or one of its like.
-///
-/// # Errors
-/// Why it is not used.
+/// Opens a file of a private directory; `access` is `O_RDONLY` or another access mode.
 pub fn open_in(directory: &PrivateDirectory, name: &CStr, kind: Kind, access: i32) -> Result<File, Refused> {
-    let fd = directory.open_file(name, kind, access)?;
-    // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    Ok(OwnedFd::from(directory.open_file(name, kind, access)?).into())
 }
 
-/// The same for a recording, which may be root's too.
-///
-/// # Errors
-/// Why it is not used.
+/// Opens a recording of a private directory, which may also belong to root.
 pub fn open_recording_in(directory: &PrivateDirectory, name: &CStr) -> Result<File, Refused> {
     let owner = directory.owner();
     let fd = directory.open_file_of(name, Kind::File, libc::O_RDWR, |user| user == owner || user == 0)?;
-    // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    Ok(OwnedFd::from(fd).into())
 }
 
-/// Names in a private directory.
-///
-/// # Errors
-/// What reading it says.
+/// Returns the names in a private directory.
 pub fn names_in(directory: &PrivateDirectory) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     directory.each_name(|name| names.push(name.to_owned()))?;
     Ok(names)
 }
 
-/// A file in memory of so many bytes, all of which there is room for, that only this user can open and nobody
-/// can make shorter.
+/// Creates a file in memory with `len_bytes` allocated and its size sealed, which only this user
+/// can open.
 pub fn memory_file(name: &CStr, len_bytes: usize) -> io::Result<File> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;

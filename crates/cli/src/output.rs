@@ -1,28 +1,27 @@
-//! What the command prints, and the exit statuses it uses.
+//! Output and exit statuses of the command.
 //!
-//! Whoever reads standard output may stop reading: a broken pipe is not an error. Whoever reads
-//! standard error may be gone: that changes nothing either.
+//! A broken pipe is not an error: readers of standard output and standard error may go away.
 
 use crate::os;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write as _};
 
-/// All well, and for `doctor`: `run` will be active.
+/// Success; of `doctor`: `run` will be active.
 pub const EXIT_OK: u8 = 0;
-/// The thing asked for was not to be had.
+/// The request could not be fulfilled.
 pub const EXIT_FAILURE: u8 = 1;
 /// The command line or an `UNCOPY_` variable is wrong.
 pub const EXIT_USAGE: u8 = 2;
-/// CMD exists and could not be executed.
+/// CMD exists but could not be executed.
 pub const EXIT_NOT_EXECUTABLE: u8 = 126;
 /// CMD was not found.
 pub const EXIT_NOT_FOUND: u8 = 127;
 
-/// Prints one line on standard error, in one write, with `uncopy: ` in front.
-pub fn complain(message: impl fmt::Display) {
+/// Prints `uncopy: ` and the message as one line on standard error, in one write.
+pub fn print_message(message: impl fmt::Display) {
     let line = format!("uncopy: {message}\n");
-    // There is nowhere left to report that standard error cannot be written.
+    // A failure to write to standard error can be reported nowhere.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
@@ -33,19 +32,19 @@ pub fn print(bytes: &[u8], status: u8) -> u8 {
         Ok(()) => status,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => status,
         Err(error) => {
-            complain(format_args!("cannot write to standard output: {}", Reason(&error)));
+            print_message(format_args!("cannot write to standard output: {}", Reason(&error)));
             EXIT_FAILURE
         }
     }
 }
 
-/// Columns of the terminal that standard output is; `COLUMNS` or 80 if it is none.
+/// Returns the columns of the terminal on standard output; without one, `COLUMNS` or 80.
 pub fn columns() -> usize {
     let given = || std::env::var("COLUMNS").ok()?.parse().ok();
     os::child::columns(&io::stdout()).or_else(given).unwrap_or(80)
 }
 
-/// Shows a name in quotes, with control characters and bytes that are not UTF-8 escaped.
+/// Name in quotes, with control characters and bytes that are not UTF-8 escaped.
 pub struct Quoted<'a>(pub &'a OsStr);
 
 impl fmt::Display for Quoted<'_> {
@@ -54,7 +53,7 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// Shows an error of the operating system in lower case and without its number.
+/// Operating system error in lower case, without its number.
 pub struct Reason<'a>(pub &'a io::Error);
 
 impl fmt::Display for Reason<'_> {
@@ -69,25 +68,25 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-/// A value that somebody gave and that is not legal. `Display` is a whole message.
+/// Illegal value of an option, variable or argument. `Display` is a complete message.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Illegal {
-    /// What was to be set: an option with its dashes, a variable, an argument.
+pub struct InvalidValue {
+    /// Option with its dashes, variable, or argument.
     pub name: String,
-    /// The value as it is shown.
+    /// Value as it is shown.
     pub value: String,
-    /// What it may be.
+    /// Description of legal values.
     pub legal: String,
 }
 
-impl Illegal {
-    /// For a value as it was typed.
+impl InvalidValue {
+    /// Returns the error for a value as it was typed.
     pub fn new(name: &str, value: &OsStr, legal: impl Into<String>) -> Self {
         Self { name: name.to_owned(), value: Quoted(value).to_string(), legal: legal.into() }
     }
 }
 
-impl fmt::Display for Illegal {
+impl fmt::Display for InvalidValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is {}; it must be {}", self.name, self.value, self.legal)
     }

@@ -1,8 +1,8 @@
-//! Processes that run under uncopy: which there are, and what is known of each.
+//! Processes that run under uncopy, and their counters.
 
-use crate::live::{self, Counted, Failure};
+use crate::live::{self, LiveError, ProcessCounters};
 use crate::os;
-use crate::output::{self, EXIT_USAGE, Illegal, Quoted};
+use crate::output::{self, EXIT_USAGE, InvalidValue, Quoted};
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -15,18 +15,18 @@ use uncopy_core::stats::{Counter, Snapshot};
 /// Whether a process elides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It does, or it will where that pays.
+    /// Elides where that pays.
     Active,
-    /// Nothing that is large enough has passed through it yet, or too little.
+    /// Nothing large enough, or too little, has passed through the process yet.
     Idle,
-    /// It was measured that eliding does not pay.
+    /// Off because trials measured that eliding does not pay.
     Off,
-    /// It cannot; the snapshot has the reason.
+    /// Unable to elide; the snapshot has the reason.
     Plain,
 }
 
 impl State {
-    /// The word in tables and JSON.
+    /// Returns the word in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Active => "active",
@@ -37,52 +37,44 @@ impl State {
     }
 }
 
-/// What is known of a process.
+/// Process under uncopy and its counters.
 #[derive(Debug)]
 pub struct Process {
-    /// Its id.
     pub pid: u32,
-    /// Its effective user.
+    /// Effective user of the process.
     pub user: u32,
-    /// Its name, as ps(1) shows it, without control characters.
+    /// Name as ps(1) shows it, without control characters.
     pub name: String,
-    /// Since when it runs, seconds; `None`: nobody knows.
+    /// Time since the process started, seconds; `None` if unknown.
     pub up_s: Option<u64>,
-    /// Its counters.
     pub snapshot: Snapshot,
 }
 
 impl Process {
-    /// Looks at a process.
-    ///
-    /// # Errors
-    /// Why its counters cannot be had.
-    pub fn look(pid: u32) -> Result<Self, Failure> {
-        Ok(Self::with(pid, live::counters(pid)?))
+    /// Reads the counters of a process, and checks that it runs under uncopy.
+    pub fn read(pid: u32) -> Result<Self, LiveError> {
+        Ok(Self::from_counters(pid, live::counters(pid)?))
     }
 
-    /// Looks at a process that is known to run under uncopy.
-    ///
-    /// # Errors
-    /// Why its counters cannot be had.
-    pub fn look_known(pid: u32) -> Result<Self, Failure> {
-        Ok(Self::with(pid, live::counters_known(pid)?))
+    /// Reads the counters of a process that is known to run under uncopy.
+    pub fn read_known(pid: u32) -> Result<Self, LiveError> {
+        Ok(Self::from_counters(pid, live::known_counters(pid)?))
     }
 
-    fn with(pid: u32, counted: Counted) -> Self {
+    fn from_counters(pid: u32, counted: ProcessCounters) -> Self {
         Self { pid, user: counted.owner, name: name(pid), up_s: up_s(pid), snapshot: counted.snapshot }
     }
 
-    /// Reads its counters again.
+    /// Reads the counters again.
     ///
     /// # Errors
-    /// Why they cannot be had; it may have ended.
-    pub fn refresh(&mut self) -> Result<(), Failure> {
-        self.snapshot = live::counters_known(self.pid)?.snapshot;
+    /// As for [`live::known_counters`]; the process may have ended.
+    pub fn refresh(&mut self) -> Result<(), LiveError> {
+        self.snapshot = live::known_counters(self.pid)?.snapshot;
         Ok(())
     }
 
-    /// Whether it elides.
+    /// Returns whether the process elides.
     pub fn state(&self) -> State {
         let counted =
             [Counter::InputBytes, Counter::CopiedBytes, Counter::ElidedBytes, Counter::LaneReceivedBytes];
@@ -97,32 +89,32 @@ impl Process {
         }
     }
 
-    /// What was measured of eliding.
+    /// Returns the trials' result for eliding.
     pub fn elision(&self) -> Option<&Standing> {
         self.snapshot.trials.elision()
     }
 
-    /// Memory that uncopy keeps for it: segments, and pages that are ready for more. Bytes.
+    /// Returns the memory that uncopy keeps for the process, segments and the reservoir, bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.snapshot.get(Counter::SegmentsBytes) + self.snapshot.get(Counter::ReservoirBytes)
     }
 }
 
-/// The ids of the processes under uncopy that this user may look at, in order.
-pub fn all() -> Vec<u32> {
-    running().filter(|pid| live::is_under_uncopy(*pid)).collect()
+/// Returns the pids under uncopy that this user may inspect, in order.
+pub fn pids_under_uncopy() -> Vec<u32> {
+    visible_pids().filter(|pid| live::is_under_uncopy(*pid)).collect()
 }
 
-/// Those processes, but for what ends meanwhile.
-pub fn look_at_all() -> Vec<Process> {
-    all().into_iter().filter_map(|pid| Process::look_known(pid).ok()).collect()
+/// Reads all processes under uncopy that this user may inspect, except those that end meanwhile.
+pub fn read_all() -> Vec<Process> {
+    pids_under_uncopy().into_iter().filter_map(|pid| Process::read_known(pid).ok()).collect()
 }
 
-/// The ids of all processes that this user may look at, in order.
-pub fn running() -> impl Iterator<Item = u32> {
+/// Returns the pids that this user may inspect, in order.
+pub fn visible_pids() -> impl Iterator<Item = u32> {
     let user = os::effective_user_id();
-    // Those whose memory this user may not look at belong to root here.
-    let is_mine = move |pid: &u32| {
+    // /proc shows root as the owner of processes whose memory this user may not read.
+    let is_visible = move |pid: &u32| {
         user == 0 || fs::metadata(format!("/proc/{pid}")).is_ok_and(|metadata| metadata.uid() == user)
     };
     let mut pids: Vec<u32> = fs::read_dir("/proc")
@@ -132,19 +124,19 @@ pub fn running() -> impl Iterator<Item = u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     pids.sort_unstable();
-    pids.into_iter().filter(is_mine)
+    pids.into_iter().filter(is_visible)
 }
 
-/// Which process somebody means.
+/// Selection of processes by pid or name.
 #[derive(Clone, Debug)]
-pub enum Wanted {
-    /// This one.
+pub enum Selector {
+    /// Process with this pid.
     Pid(u32),
-    /// All under uncopy whose name, or whose program's file name, is this.
+    /// Processes under uncopy whose name, or whose program's file name, is this.
     Named(OsString),
 }
 
-/// No process under uncopy has such a name. `Display` is a whole message.
+/// Error: no process under uncopy has this name. `Display` is a complete message.
 pub struct NoSuchName<'a>(&'a OsStr);
 
 impl fmt::Display for NoSuchName<'_> {
@@ -153,51 +145,52 @@ impl fmt::Display for NoSuchName<'_> {
     }
 }
 
-impl Wanted {
-    /// What a word of the command line means.
+impl Selector {
+    /// Parses a word of the command line.
     ///
     /// # Errors
-    /// It is a number that no process can have.
-    fn parse(text: &OsStr) -> Result<Self, Illegal> {
-        // No program has such a name; whoever types it means a process id.
+    /// If the word is a number that no process can have.
+    fn parse(text: &OsStr) -> Result<Self, InvalidValue> {
+        // No program has such a name, so the word is meant as a pid.
         let is_number = text.as_bytes().iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
         if is_number { live::parse_pid(text).map(Self::Pid) } else { Ok(Self::Named(text.to_owned())) }
     }
 
-    /// What the words of argument `id` mean; the exit status, after a complaint, if one is illegal.
-    pub fn all_of(matches: &ArgMatches, id: &str) -> Result<Vec<Self>, u8> {
+    /// Parses the words of argument `id`. If one is illegal, prints an error and returns the exit
+    /// status.
+    pub fn parse_all(matches: &ArgMatches, id: &str) -> Result<Vec<Self>, u8> {
         let words = matches.get_many::<OsString>(id).unwrap_or_default();
-        let wanted: Result<Vec<Self>, Illegal> = words.map(|word| Self::parse(word)).collect();
+        let wanted: Result<Vec<Self>, InvalidValue> = words.map(|word| Self::parse(word)).collect();
         wanted.map_err(|message| {
-            output::complain(message);
+            output::print_message(message);
             EXIT_USAGE
         })
     }
 
-    /// The processes; what has a number need not be under uncopy.
+    /// Returns the selected pids. A process selected by pid need not be under uncopy.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// If no process under uncopy has the name.
     pub fn pids(&self) -> Result<Vec<u32>, NoSuchName<'_>> {
         let named = match self {
             Self::Pid(pid) => return Ok(vec![*pid]),
             Self::Named(name) => name,
         };
-        let mut pids = all();
-        pids.retain(|pid| is_named(*pid, named));
+        let mut pids = pids_under_uncopy();
+        pids.retain(|pid| has_name(*pid, named));
         if pids.is_empty() { Err(NoSuchName(named)) } else { Ok(pids) }
     }
 
-    /// Whether it is this process.
+    /// Whether the selection includes this process.
     pub fn includes(&self, pid: u32) -> bool {
         match self {
             Self::Pid(wanted) => *wanted == pid,
-            Self::Named(name) => is_named(pid, name),
+            Self::Named(name) => has_name(pid, name),
         }
     }
 }
 
-fn is_named(pid: u32, wanted: &OsStr) -> bool {
+fn has_name(pid: u32, wanted: &OsStr) -> bool {
     let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     comm.strip_suffix(b"\n") == Some(wanted.as_bytes()) || program.file_name() == Some(wanted)
@@ -209,16 +202,16 @@ fn name(pid: u32) -> String {
     text.trim_end().chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
-/// Fields of proc_pid_stat(5), by their numbers there, in ticks; the start is after the machine's.
+// Field numbers of proc_pid_stat(5). Values are in ticks; START_TIME counts from the boot.
 const USER_TIME: usize = 14;
 const SYSTEM_TIME: usize = 15;
 const START_TIME: usize = 22;
 
-/// Some fields of proc_pid_stat(5).
+/// Reads fields of proc_pid_stat(5) by their numbers.
 fn stat<const FIELDS: usize>(pid: u32, numbers: [usize; FIELDS]) -> Option<[u64; FIELDS]> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let text = String::from_utf8_lossy(&stat);
-    // The name before it, in brackets, may have anything in it.
+    // The name, in parentheses before them, may contain anything.
     let (_, after_name) = text.rsplit_once(')')?;
     let fields: Vec<&str> = after_name.split_whitespace().collect();
     let values: Option<Vec<u64>> =
@@ -233,7 +226,7 @@ fn up_s(pid: u32) -> Option<u64> {
     Some(machine_s.saturating_sub(ticks / os::ticks_per_second()))
 }
 
-/// Processor time that a process has used, seconds.
+/// Returns the processor time that a process has used, seconds.
 pub fn cpu_s(pid: u32) -> Option<f64> {
     let [user, system] = stat(pid, [USER_TIME, SYSTEM_TIME])?;
     Some((user + system) as f64 / os::ticks_per_second() as f64)
@@ -249,6 +242,6 @@ mod tests {
         assert!(!name(pid).is_empty());
         assert!(up_s(pid).expect("it runs") < 3600);
         assert!(cpu_s(pid).expect("it runs") < 3600.0);
-        assert!(!all().contains(&pid));
+        assert!(!pids_under_uncopy().contains(&pid));
     }
 }

@@ -1,7 +1,7 @@
-//! Finds the program that CMD names, and says whether a preloaded library can reach it.
+//! Finds the program that CMD names, and decides whether a library can be preloaded into it.
 //!
-//! What can be known cheaply is known here: file mode, ELF header and program headers, and for a
-//! script those of its interpreter. What a program then starts is looked at by nobody.
+//! Only what is cheap is read: file mode, ELF header and program headers, and for a script those of
+//! its interpreter. Programs that the program starts are not inspected.
 
 use crate::elf::{Image, Kind};
 use crate::os;
@@ -15,27 +15,27 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_core::allocators::sanitizer;
 
-/// What `execvp` searches if there is no `PATH` (glibc's `confstr(_CS_PATH)`).
+/// Search path of execvp(3) without `PATH` (glibc's `confstr(_CS_PATH)`).
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
-/// What `execvp` starts for a file that the kernel does not know how to run.
+/// Program that execvp(3) starts for a file that the kernel cannot execute.
 pub const SHELL: &str = "/bin/sh";
-/// How many scripts may name one another as interpreters; the kernel's own bound
-/// (`fs/exec.c`, `exec_binprm`).
-const SCRIPTS_LIMIT: usize = 5;
+/// Maximum depth of scripts that name scripts as interpreters, as in the kernel (`fs/exec.c`,
+/// `exec_binprm`).
+const MAX_SCRIPTS: usize = 5;
 
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// Why CMD cannot be started.
+/// Error: CMD cannot be started. `Display` is a complete message.
 #[derive(Debug)]
-pub struct Unfound {
+pub struct FindError {
     command: OsString,
     error: io::Error,
     searched: bool,
 }
 
-impl Unfound {
-    /// 127 if nothing has that name, 126 if something has and cannot be executed.
+impl FindError {
+    /// Returns 127 if nothing has the name, 126 if it cannot be executed.
     pub fn status(&self) -> u8 {
         match self.error.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR) => EXIT_NOT_FOUND,
@@ -44,7 +44,7 @@ impl Unfound {
     }
 }
 
-impl fmt::Display for Unfound {
+impl fmt::Display for FindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot run {}: ", Quoted(&self.command))?;
         if self.searched && self.status() == EXIT_NOT_FOUND {
@@ -55,61 +55,60 @@ impl fmt::Display for Unfound {
     }
 }
 
-/// Finds CMD as `execvp` does.
-///
-/// # Errors
-/// [`Unfound`] if nothing executable has that name.
-pub fn find(command: &OsStr, search: Option<&[u8]>) -> Result<PathBuf, Unfound> {
-    let unfound = |error, searched| Unfound { command: command.to_os_string(), error, searched };
+/// Finds CMD as execvp(3) does.
+pub fn find(command: &OsStr, search: Option<&[u8]>) -> Result<PathBuf, FindError> {
+    let find_error = |error, searched| FindError { command: command.to_os_string(), error, searched };
     if command.as_bytes().contains(&b'/') {
         let path = PathBuf::from(command);
-        return executable(&path).map(|()| path).map_err(|error| unfound(error, false));
+        return executable(&path).map(|()| path).map_err(|error| find_error(error, false));
     }
-    let mut refusal = io::Error::from_raw_os_error(libc::ENOENT);
+    let mut last_error = io::Error::from_raw_os_error(libc::ENOENT);
     if !command.is_empty() {
         for directory in search.unwrap_or(DEFAULT_PATH).split(|byte| *byte == b':') {
-            // An empty entry is the current directory; "./" keeps it from being searched again.
+            // An empty entry is the current directory; "./" keeps the result from being searched
+            // again.
             let directory = if directory.is_empty() { b"." } else { directory };
             let path = Path::new(OsStr::from_bytes(directory)).join(command);
             match executable(&path) {
                 Ok(()) => return Ok(path),
-                // Unlike for execvp, a directory that may not be searched holds no such file.
+                // Unlike in execvp(3), a directory that may not be searched counts as without the
+                // file.
                 Err(error)
                     if error.raw_os_error() == Some(libc::EACCES) && path.symlink_metadata().is_ok() =>
                 {
-                    refusal = error;
+                    last_error = error;
                 }
                 Err(_) => {}
             }
         }
     }
-    Err(unfound(refusal, true))
+    Err(find_error(last_error, true))
 }
 
 fn executable(path: &Path) -> io::Result<()> {
-    os::may_execute(path)?;
-    // The kernel refuses to execute a directory in these words.
+    os::check_executable(path)?;
+    // The kernel refuses to execute a directory with this error.
     if path.metadata()?.is_file() { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EACCES)) }
 }
 
-/// What keeps a preloaded library out of a program, or from working in it.
+/// Reason why a preloaded library cannot be loaded into a program or work there.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// No loader, so nothing that would look at `LD_PRELOAD`.
+    /// No loader, which would read `LD_PRELOAD`.
     Static,
-    /// It runs with another user's rights; the loader then ignores `LD_PRELOAD`.
+    /// Runs with another user's rights, so that the loader ignores `LD_PRELOAD`.
     SetUserId,
-    /// It runs with another group's rights.
+    /// Runs with another group's rights.
     SetGroupId,
-    /// It gains capabilities.
+    /// Gains capabilities when executed.
     Capabilities,
-    /// 32-bit addresses.
+    /// Has addresses of 32 bits.
     Bits32,
-    /// Another machine's code, with its ELF number.
+    /// Code for another machine, with its `e_machine`.
     OtherMachine(u16),
-    /// Its loader is not glibc's.
+    /// Loaded by another loader than glibc's.
     OtherLoader(OsString),
-    /// It is built with this sanitizer, whose library must be the first.
+    /// Built with this sanitizer, whose library must be loaded first.
     Sanitizer(&'static str),
 }
 
@@ -130,13 +129,11 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// One file that the kernel looks at to start CMD: CMD itself, or a script's interpreter.
+/// File that the kernel reads to start CMD: CMD itself, or a script's interpreter.
 pub struct Step {
-    /// Where it is.
     pub path: PathBuf,
-    /// The open file, unless it may be executed but not read.
+    /// Open file; `None` if it may be executed but not read.
     pub file: Option<File>,
-    /// What it is.
     pub kind: Kind,
 }
 
@@ -147,19 +144,19 @@ impl Step {
         Self { path, file, kind }
     }
 
-    /// What keeps the library out, if anything does.
+    /// Returns the obstacle to preloading, if any.
     pub fn obstacle(&self) -> Option<Obstacle> {
         let file = self.file.as_ref()?;
         let mode = file.metadata().ok()?.mode();
-        // Also where the loader would look at LD_PRELOAD, because the program's rights are those
-        // of its caller anyway: programs made to hold rights are left alone.
+        // Refused even where the loader would read LD_PRELOAD because the caller has these rights
+        // anyway: programs that exist to hold rights run plainly.
         if mode & SET_USER_ID != 0 {
             return Some(Obstacle::SetUserId);
         }
         if mode & SET_GROUP_ID != 0 {
             return Some(Obstacle::SetGroupId);
         }
-        // Root gains nothing by them, and the loader then honours LD_PRELOAD.
+        // Root gains nothing by file capabilities, and the loader then reads LD_PRELOAD.
         if os::user_id() != 0 && os::has_file_capabilities(file) {
             return Some(Obstacle::Capabilities);
         }
@@ -167,17 +164,17 @@ impl Step {
             Kind::Bits32 => Some(Obstacle::Bits32),
             Kind::OtherMachine(machine) => Some(Obstacle::OtherMachine(machine)),
             Kind::Native => self.loading_obstacle(&Image::read(file)),
-            // The kernel or the shell says what it thinks of anything else.
+            // The kernel or the shell reports what it cannot run.
             Kind::Script { .. } | Kind::Other => None,
         }
     }
 }
 
 impl Step {
-    /// What the program's loader and its libraries have against another library.
+    /// Returns the obstacle in the program's loader or libraries.
     fn loading_obstacle(&self, image: &Image<&File>) -> Option<Obstacle> {
         match image.loader() {
-            // Called by hand, it loads its first argument and looks at LD_PRELOAD.
+            // A loader that is run directly loads its first argument and reads LD_PRELOAD.
             None if is_glibc_loader(self.path.as_os_str().as_bytes()) => None,
             None => Some(Obstacle::Static),
             Some(loader) if is_glibc_loader(&loader) => {
@@ -188,26 +185,28 @@ impl Step {
     }
 }
 
-/// glibc's loader is `ld-linux…` or `ld64…` on every machine; musl's is `ld-musl…`, Android's
-/// `linker64`. A library linked with glibc would keep their programs from starting.
+/// Whether a path is that of glibc's loader, `ld-linux…` or `ld64…`. musl's is `ld-musl…` and
+/// Android's `linker64`; a library linked with glibc would keep their programs from starting.
 fn is_glibc_loader(path: &[u8]) -> bool {
     let name = Path::new(OsStr::from_bytes(path)).file_name().unwrap_or_default().as_bytes();
     [b"ld-linux".as_slice(), b"ld64.", b"ld.so"].iter().any(|start| name.starts_with(start))
 }
 
-/// CMD's file, the interpreter that it names if it is a script, that one's, and so on. Never empty.
-pub fn follow(path: &Path) -> Vec<Step> {
-    follow_by(path, |path| File::open(path))
+/// Returns the files that start CMD: CMD's own, its interpreter if it is a script, that one's
+/// interpreter, and so on. Never empty.
+pub fn interpreter_chain(path: &Path) -> Vec<Step> {
+    interpreter_chain_with(path, |path| File::open(path))
 }
 
-/// The same where files are opened otherwise.
-pub fn follow_by(path: &Path, open: impl Fn(&Path) -> io::Result<File>) -> Vec<Step> {
+/// Does the same as [`interpreter_chain`], opening files by `open`.
+pub fn interpreter_chain_with(path: &Path, open: impl Fn(&Path) -> io::Result<File>) -> Vec<Step> {
     let mut steps = vec![Step::read(path.to_path_buf(), &open)];
-    while steps.len() <= SCRIPTS_LIMIT {
+    while steps.len() <= MAX_SCRIPTS {
         let last = &steps[steps.len() - 1];
         let next = match &last.kind {
             Kind::Script { interpreter, .. } => PathBuf::from(OsStr::from_bytes(interpreter)),
-            // A file that cannot be read may be anything; one that can is a shell script.
+            // An unreadable file may be anything; a readable one of no known kind is a shell
+            // script.
             Kind::Other if last.file.is_some() && steps.len() == 1 => PathBuf::from(SHELL),
             _ => break,
         };
@@ -216,9 +215,9 @@ pub fn follow_by(path: &Path, open: impl Fn(&Path) -> io::Result<File>) -> Vec<S
     steps
 }
 
-/// Why CMD cannot be accelerated, as a sentence, if it cannot.
-pub fn why_out_of_reach(path: &Path) -> Option<String> {
-    let steps = follow(path);
+/// Returns why CMD cannot be accelerated, as a sentence; `None` if it can.
+pub fn why_not_preloadable(path: &Path) -> Option<String> {
+    let steps = interpreter_chain(path);
     let last = steps.last()?;
     let obstacle = last.obstacle()?;
     Some(match steps.len() {
@@ -236,7 +235,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    /// A directory of its own below the build's, removed when dropped.
+    /// Scratch directory, removed when dropped.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -297,15 +296,15 @@ mod tests {
     fn scripts_are_judged_by_their_interpreter() {
         let scratch = Scratch::new("scripts");
         let shell = scratch.file("shell", b"#!/bin/sh\n", 0o755);
-        assert_eq!(why_out_of_reach(&shell), None);
+        assert_eq!(why_not_preloadable(&shell), None);
         let plain = scratch.file("plain", b"echo\n", 0o755);
-        assert_eq!(follow(&plain).last().map(|step| step.path.as_path()), Some(Path::new(SHELL)));
+        assert_eq!(interpreter_chain(&plain).last().map(|step| step.path.as_path()), Some(Path::new(SHELL)));
         let circle = scratch.0.join("circle");
         scratch.file("circle", format!("#!{}\n", circle.display()).as_bytes(), 0o755);
-        assert_eq!(follow(&circle).len(), SCRIPTS_LIMIT + 1);
+        assert_eq!(interpreter_chain(&circle).len(), MAX_SCRIPTS + 1);
         let interpreter = scratch.file("old", b"\x7fELF\x01\x01\0\0\0\0\0\0\0\0\0\0\x02\0\x03\0", 0o755);
         let script = scratch.file("script", format!("#!{} -x\n", interpreter.display()).as_bytes(), 0o755);
-        let why = why_out_of_reach(&script).expect("32-bit interpreter");
+        let why = why_not_preloadable(&script).expect("32-bit interpreter");
         assert!(why.contains("which interprets") && why.ends_with("is a 32-bit program"), "{why}");
     }
 

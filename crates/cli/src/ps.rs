@@ -1,9 +1,9 @@
-//! `uncopy ps`: the processes that run under uncopy, and what it does for each.
+//! `uncopy ps`: lists the processes that run under uncopy, and its effect on each.
 
 use crate::output::{self, EXIT_FAILURE, EXIT_OK};
 use crate::processes::{self, Process, State};
 use crate::table::{self, bytes};
-use crate::{line, live, os, sweep};
+use crate::{args, live, os, sweep};
 use clap::ArgMatches;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -11,18 +11,18 @@ use uncopy_core::policy::trials::Finding;
 use uncopy_core::schema;
 use uncopy_core::stats::Counter;
 
-/// Lists them.
+/// Prints the list of processes.
 pub fn main(matches: &ArgMatches) -> u8 {
     sweep::sweep(live::shared_memory());
-    let processes = processes::look_at_all();
-    if matches.get_flag(line::JSON) {
+    let processes = processes::read_all();
+    if matches.get_flag(args::JSON) {
         return match serde_json::to_string_pretty(&json!({
             "schema": schema::PS,
-            "processes": processes.iter().map(object).collect::<Vec<_>>(),
+            "processes": processes.iter().map(to_json).collect::<Vec<_>>(),
         })) {
             Ok(text) => output::print(format!("{text}\n").as_bytes(), EXIT_OK),
             Err(error) => {
-                output::complain(error);
+                output::print_message(error);
                 EXIT_FAILURE
             }
         };
@@ -37,7 +37,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     output::print(list(&processes).as_bytes(), EXIT_OK)
 }
 
-fn object(process: &Process) -> Value {
+fn to_json(process: &Process) -> Value {
     let counters = serde_json::from_str::<Value>(&process.snapshot.to_json()).unwrap_or_default();
     json!({
         "pid": process.pid,
@@ -64,7 +64,7 @@ fn list(processes: &[Process]) -> String {
             bytes(count(Counter::CopiedBytes)),
             count(Counter::Faults).to_string(),
             bytes(process.memory_bytes()),
-            change(process),
+            cpu_change(process),
             process.name.clone(),
         ]
     }));
@@ -76,8 +76,8 @@ fn list(processes: &[Process]) -> String {
     text
 }
 
-/// What eliding does to the processor time per byte, as it was measured in the process.
-fn change(process: &Process) -> String {
+/// Returns the change of processor time per byte by eliding, as measured in the process.
+fn cpu_change(process: &Process) -> String {
     match process.elision() {
         Some(standing) if standing.finding != Finding::Unknown => {
             format!("{:+.0} %", 100.0 * (standing.ratio - 1.0))
@@ -86,7 +86,7 @@ fn change(process: &Process) -> String {
     }
 }
 
-/// A span of time in its largest unit.
+/// Formats a time span in its largest unit.
 pub fn age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),

@@ -1,10 +1,10 @@
-//! The options of one `uncopy run`: what the environment says, then what the command line says,
-//! both checked by the table that the library uses, so that both refuse the same values.
+//! Options of one `uncopy run`: those of the environment, then those of the command line. The table
+//! that the library uses checks both, so that both refuse the same values.
 
 use crate::environment::Environment;
 use crate::live;
 use crate::os;
-use crate::output::Illegal;
+use crate::output::InvalidValue;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,79 +12,72 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use uncopy_core::options::{Escaped, OptionError, OptionSpec, Options};
 
-/// Variable that names the process whose counters go to the `--stats` file.
+/// Variable with the pid of the process whose counters go to the `--stats` file.
 pub const STATS_ROOT: &str = "UNCOPY_STATS_ROOT";
-/// Variable that names the inherited descriptor of `/dev/userfaultfd`.
+/// Variable with the inherited descriptor of `/dev/userfaultfd`.
 pub const UFFD_FD: &str = "UNCOPY_UFFD_FD";
-/// Variable that names the ledger of `--explain`.
+/// Variable with the path of the ledger of `--explain`.
 pub const LEDGER: &str = "UNCOPY_LEDGER";
-/// Variable that names the directory for the recordings of `uncopy profile`.
+/// Variable with the directory for the recordings of `uncopy profile`.
 pub const RECORD: &str = "UNCOPY_RECORD";
-/// Variable of `--heap`.
 pub const HEAP: &str = "UNCOPY_HEAP";
-/// Variable of `--stats`.
 const STATS: &str = "UNCOPY_STATS";
-/// Variable of `--lanes-dir`.
 const LANES_DIR: &str = "UNCOPY_LANES_DIR";
-/// Variable of `--net`.
 const NET: &str = "UNCOPY_NET";
-/// Variable of `--log`.
 const LOG: &str = "UNCOPY_LOG";
-/// Variable of `--log-files`.
 const LOG_FILES: &str = "UNCOPY_LOG_FILES";
-/// Variable that names who keeps logs.
+/// Variable with the socket of the log keeper.
 pub const LOG_SOCKET: &str = "UNCOPY_LOG_SOCKET";
-/// Variable of `--explain`.
 const EXPLAIN: &str = "UNCOPY_EXPLAIN";
 
-/// An option given on the command line, with its value (`1` for a switch).
-pub type Given = (&'static OptionSpec, OsString);
+/// Option given on the command line, with its value (`1` for a switch).
+pub type OptionValue = (&'static OptionSpec, OsString);
 
-/// The options that `uncopy run` itself acts on; the library reads the rest.
+/// Options that `uncopy run` itself acts on; the library reads the rest.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// `--off`.
     pub off: bool,
-    /// Where this process, rather than an outer one, is to write its counters.
+    /// File for this process's counters; `None` if an outer process writes its own.
     pub stats: Option<OsString>,
-    /// Where this process, rather than an outer one, is to write the account of the call sites.
+    /// File for the report on call sites; `None` if an outer process writes one.
     pub explain: Option<OsString>,
-    /// Where this process, rather than an outer one, is to have logs kept.
+    /// Logs to be kept; `None` if an outer process has them kept.
     pub log: Option<Logs>,
-    /// Whether the program's connections go through a service: `--net`.
+    /// Whether the program's connections go through a service (`--net`).
     pub has_net: bool,
-    /// `--no-follow`.
     pub no_follow: bool,
-    /// Inherited descriptor of `/dev/userfaultfd`, if an outer `uncopy run` left one.
+    /// Descriptor of `/dev/userfaultfd` that an outer `uncopy run` left.
     pub uffd_fd: Option<RawFd>,
-    /// One line about variables that nobody knows.
+    /// Warning about unknown variables, one line.
     pub warning: Option<String>,
 }
 
-/// Where logs are kept, and how.
+/// Directory and properties of the logs to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logs {
-    /// `--log`.
     pub directory: std::path::PathBuf,
-    /// `--log-size`: length of each, bytes.
+    /// Length of each log (`--log-size`), bytes.
     pub len_bytes: u64,
-    /// `--log-emulate-dax`.
     pub emulates_dax: bool,
 }
 
 /// Checks every option and puts those of the command line into `environment`.
 ///
 /// # Errors
-/// The option or variable, its value and what is legal.
-pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Result<Settings, Illegal> {
+/// The option or variable, its value and the legal values.
+pub fn resolve(
+    environment: &mut Environment,
+    given: &[OptionValue],
+    pid: u32,
+) -> Result<Settings, InvalidValue> {
     let mut options = Options::default();
     let mut unknown = Vec::new();
-    // In reverse, so that of repeated entries the first one counts, as for getenv.
+    // In reverse, so that of repeated entries the first counts, as for getenv(3).
     for (name, value) in environment.variables().rev() {
         if Options::is_unknown_variable(name) {
             unknown.insert(0, name);
         }
-        options.apply(name, value).map_err(|error| illegal(&name.escape_ascii().to_string(), error))?;
+        options.apply(name, value).map_err(|error| invalid_value(&name.escape_ascii().to_string(), error))?;
     }
     let warning = unknown.first().map(|name| {
         let more = match unknown.len() {
@@ -93,11 +86,11 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         };
         format!("{}{more}", OptionError::UnknownVariable(name))
     });
-    // Programs change their directory.
-    let given: Vec<Given> = given
+    // Paths become absolute because programs change their directory.
+    let given: Vec<OptionValue> = given
         .iter()
         .map(|(option, value)| {
-            let settled = match option.variable {
+            let resolved = match option.variable {
                 LANES_DIR | LOG => absolute(value.as_bytes()),
                 NET => control_socket(value),
                 LOG_FILES => {
@@ -107,13 +100,13 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
                 }
                 _ => value.clone(),
             };
-            (*option, settled)
+            (*option, resolved)
         })
         .collect();
     for (option, value) in &given {
         options
             .apply(option.variable.as_bytes(), value.as_bytes())
-            .map_err(|error| illegal(&format!("--{}", option.flag), error))?;
+            .map_err(|error| invalid_value(&format!("--{}", option.flag), error))?;
     }
     if let Some(directory) = options.lanes_dir {
         check_lanes_dir(OsStr::from_bytes(directory))?;
@@ -129,14 +122,14 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
     let given_stats = is_given(STATS);
     let stats = output(options.stats, "--stats", STATS)?;
     let explain = output(options.explain, "--explain", EXPLAIN)?;
-    let explanation_is_ours = is_given(EXPLAIN) || options.ledger.is_none();
-    // Asked for on the command line, or asked for by nobody above this process.
-    let stats_are_ours = given_stats || options.stats_root.is_none_or(|root| root == pid);
+    let writes_explanation = is_given(EXPLAIN) || options.ledger.is_none();
+    // Requested on the command line, or by no process above this one.
+    let writes_stats = given_stats || options.stats_root.is_none_or(|root| root == pid);
     let settings = Settings {
         off: options.off,
-        stats: stats.clone().filter(|_| stats_are_ours),
-        explain: explain.filter(|_| explanation_is_ours),
-        // Asked for on the command line, or kept by nobody yet.
+        stats: stats.clone().filter(|_| writes_stats),
+        explain: explain.filter(|_| writes_explanation),
+        // Requested on the command line, or not kept by an outer run yet.
         log: options.log.filter(|_| !options.off && (is_given(LOG) || options.log_socket.is_none())).map(
             |directory| Logs {
                 directory: Path::new(OsStr::from_bytes(directory)).to_owned(),
@@ -161,13 +154,14 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
     Ok(settings)
 }
 
-/// A path as it is in every directory; what is no path as it is.
+/// Makes a path absolute; leaves what is not a path unchanged.
 fn absolute(value: &[u8]) -> OsString {
     let value = OsStr::from_bytes(value);
     std::path::absolute(value).map_or_else(|_| value.to_owned(), std::path::PathBuf::into_os_string)
 }
 
-/// The control socket that `--net` names: a path, or without a slash the name of a service of the user's.
+/// Returns the control socket that `--net` names: a path or, without a slash, the name of one of
+/// the user's services.
 fn control_socket(value: &OsStr) -> OsString {
     if value.is_empty() || value.as_bytes().contains(&b'/') {
         return absolute(value.as_bytes());
@@ -176,12 +170,12 @@ fn control_socket(value: &OsStr) -> OsString {
     live.join("net").join(value).join(uncopy_net::places::CONTROL).into_os_string()
 }
 
-/// Whether there is a control socket of that name.
-fn check_net(socket: &OsStr) -> Result<(), Illegal> {
+/// Checks that the control socket exists.
+fn check_net(socket: &OsStr) -> Result<(), InvalidValue> {
     if std::fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
         Ok(())
     } else {
-        Err(Illegal::new(
+        Err(InvalidValue::new(
             "--net",
             socket,
             "the control socket of a service that 'uncopy net' has begun, or its name",
@@ -189,33 +183,33 @@ fn check_net(socket: &OsStr) -> Result<(), Illegal> {
     }
 }
 
-/// What the library finds fault with, under the name that it was given by.
-fn illegal(name: &str, error: OptionError<'_>) -> Illegal {
+/// Converts the library's error, under the name by which the option was given.
+fn invalid_value(name: &str, error: OptionError<'_>) -> InvalidValue {
     let (value, legal) = match error {
         OptionError::BadValue { value, legal, .. } => (value, legal),
         OptionError::UnknownVariable(variable) => (variable, "a variable that uncopy knows"),
     };
-    // What stands behind it is most likely the program.
+    // The value is most likely the program.
     let hint = if name == "--lanes" { "; put -- before the program" } else { "" };
-    Illegal {
+    InvalidValue {
         name: name.to_owned(),
         value: format!("\"{}\"", Escaped(value)),
         legal: format!("{legal}{hint}"),
     }
 }
 
-/// Whether programs can meet in a directory: it is the user's own, and nobody else can enter it; or it can be made.
-fn check_lanes_dir(directory: &OsStr) -> Result<(), Illegal> {
+/// Checks that programs can meet in the directory of `--lanes-dir`.
+fn check_lanes_dir(directory: &OsStr) -> Result<(), InvalidValue> {
     let legal = "a directory of your own with mode 0700, or a name where one can be made";
-    if can_meet_in(Path::new(directory)) {
+    if is_private_or_creatable(Path::new(directory)) {
         Ok(())
     } else {
-        Err(Illegal::new("--lanes-dir", directory, legal))
+        Err(InvalidValue::new("--lanes-dir", directory, legal))
     }
 }
 
-/// Whether a directory is the user's own and nobody else can enter it, or it can be made.
-pub fn can_meet_in(path: &Path) -> bool {
+/// Whether a directory is the user's own and nobody else can enter it, or can be created.
+pub fn is_private_or_creatable(path: &Path) -> bool {
     match std::fs::symlink_metadata(path) {
         Ok(found) => {
             let is_own = found.uid() == os::effective_user_id();
@@ -225,14 +219,14 @@ pub fn can_meet_in(path: &Path) -> bool {
     }
 }
 
-/// An output file's absolute path: servers change their directory before they exit.
-fn output_path(value: &OsStr, name: &str) -> Result<OsString, Illegal> {
+/// Returns an output file's absolute path: servers change their directory before they exit.
+fn output_path(value: &OsStr, name: &str) -> Result<OsString, InvalidValue> {
     if value == "-" {
         return Ok(value.to_os_string());
     }
     let path = std::path::absolute(value).unwrap_or_else(|_| Path::new(value).to_path_buf());
     if path.is_dir() || !path.parent().is_some_and(Path::is_dir) {
-        return Err(Illegal::new(name, value, "a file in a directory that exists, or -"));
+        return Err(InvalidValue::new(name, value, "a file in a directory that exists, or -"));
     }
     Ok(path.into_os_string())
 }
@@ -260,7 +254,7 @@ mod tests {
         environment
     }
 
-    fn given(flag: &str, value: &[u8]) -> Vec<Given> {
+    fn given(flag: &str, value: &[u8]) -> Vec<OptionValue> {
         let option = OPTIONS.iter().find(|option| option.flag == flag).expect("an option");
         vec![(option, OsStr::from_bytes(value).to_os_string())]
     }
@@ -268,7 +262,7 @@ mod tests {
     #[test]
     fn command_line_wins_over_environment_and_reaches_the_program() {
         let mut subject = environment(&[("UNCOPY_MIN_SIZE", b"8192"), ("UNCOPY_OFF", b"0")]);
-        settle(&mut subject, &given("min-size", b"4096"), PID).expect("legal");
+        resolve(&mut subject, &given("min-size", b"4096"), PID).expect("legal");
         assert_eq!(subject.get(b"UNCOPY_MIN_SIZE"), Some(b"4096".as_slice()));
         assert_eq!(subject.get(b"UNCOPY_OFF"), Some(b"0".as_slice()));
         assert_eq!(subject.get(b"UNCOPY_STATS_ROOT"), None);
@@ -276,17 +270,17 @@ mod tests {
 
     #[test]
     fn bad_values_name_where_they_came_from() {
-        let refused = settle(&mut environment(&[]), &given("min-size", b"16KB"), PID).expect_err("bad");
+        let refused = resolve(&mut environment(&[]), &given("min-size", b"16KB"), PID).expect_err("bad");
         let message = refused.to_string();
         assert!(message.starts_with("--min-size is \"16KB\"; it must be "), "{message}");
         let mut subject = environment(&[("UNCOPY_POLICY", b"\xff")]);
-        let message = settle(&mut subject, &[], PID).expect_err("bad").to_string();
+        let message = resolve(&mut subject, &[], PID).expect_err("bad").to_string();
         assert!(message.starts_with("UNCOPY_POLICY is \"\\xff\"; it must be auto"), "{message}");
     }
 
     #[test]
     fn a_program_is_not_taken_for_what_lanes_are_limited_to() {
-        let refused = settle(&mut environment(&[]), &given("lanes", b"redis-server"), PID).expect_err("bad");
+        let refused = resolve(&mut environment(&[]), &given("lanes", b"redis-server"), PID).expect_err("bad");
         let message = refused.to_string();
         assert!(
             message.starts_with("--lanes is \"redis-server\"; it must be all, off, or a list"),
@@ -298,20 +292,20 @@ mod tests {
     #[test]
     fn files_are_named_from_the_root_on() {
         let mut subject = environment(&[]);
-        settle(&mut subject, &given("log-files", b"/srv/*.wal:journal"), PID).expect("legal");
+        resolve(&mut subject, &given("log-files", b"/srv/*.wal:journal"), PID).expect("legal");
         let globs = subject.get(b"UNCOPY_LOG_FILES").expect("set");
         assert!(globs.starts_with(b"/srv/*.wal:/") && globs.ends_with(b"/journal"));
-        settle(&mut environment(&[]), &given("log-files", b"/srv/*.wal:"), PID).expect_err("an empty one");
+        resolve(&mut environment(&[]), &given("log-files", b"/srv/*.wal:"), PID).expect_err("an empty one");
     }
 
     #[test]
     fn programs_meet_where_nobody_else_can_enter() {
         let mut subject = environment(&[]);
-        settle(&mut subject, &given("lanes-dir", b"lanes"), PID).expect("it can be made");
+        resolve(&mut subject, &given("lanes-dir", b"lanes"), PID).expect("it can be made");
         let path = subject.get(b"UNCOPY_LANES_DIR").expect("set");
         assert!(path.starts_with(b"/") && path.ends_with(b"/lanes"));
         for value in ["/tmp", "/nonexistent/lanes", "/etc/passwd", ""] {
-            let refused = settle(&mut environment(&[]), &given("lanes-dir", value.as_bytes()), PID);
+            let refused = resolve(&mut environment(&[]), &given("lanes-dir", value.as_bytes()), PID);
             let message = refused.expect_err(value).to_string();
             assert!(message.starts_with(&format!("--lanes-dir is \"{value}\"; it must be ")), "{message}");
         }
@@ -325,14 +319,14 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
         let mut subject = environment(&[]);
         let given_socket = given("net", socket.as_os_str().as_bytes());
-        assert!(settle(&mut subject, &given_socket, PID).expect("a socket").has_net);
+        assert!(resolve(&mut subject, &given_socket, PID).expect("a socket").has_net);
         assert_eq!(subject.get(b"UNCOPY_NET"), Some(socket.as_os_str().as_bytes()));
         let live = live::directory_of(live::shared_memory(), os::effective_user_id());
         assert_eq!(control_socket("utun0".as_ref()), live.join("net/utun0/control").into_os_string());
         std::fs::remove_dir_all(&directory).expect("removed");
         let long = format!("/{}", "x".repeat(uncopy_net::places::MAX_CONTROL_BYTES));
         for value in [socket.to_str().expect("UTF-8"), "/etc/passwd", "/tmp", "no-such-service", "", &long] {
-            let refused = settle(&mut environment(&[]), &given("net", value.as_bytes()), PID);
+            let refused = resolve(&mut environment(&[]), &given("net", value.as_bytes()), PID);
             let message = refused.expect_err(value).to_string();
             assert!(message.starts_with("--net is \"") && message.contains("it must be the "), "{message}");
         }
@@ -344,7 +338,7 @@ mod tests {
         let before: Vec<_> = subject.entries().into_iter().map(ToOwned::to_owned).collect();
         let mut options = given("off", b"1");
         options.extend(given("policy", b"maybe"));
-        settle(&mut subject, &options, PID).expect_err("bad policy");
+        resolve(&mut subject, &options, PID).expect_err("bad policy");
         assert_eq!(subject.entries(), before.iter().map(AsRef::as_ref).collect::<Vec<_>>());
     }
 
@@ -352,34 +346,34 @@ mod tests {
     fn unknown_variables_are_one_warning() {
         let mut subject =
             environment(&[("UNCOPY_MINSIZE", b"1"), ("UNCOPY_\u{1}", b"2"), ("XUNCOPY_", b"3")]);
-        let warning = settle(&mut subject, &[], PID).expect("legal").warning.expect("a warning");
+        let warning = resolve(&mut subject, &[], PID).expect("legal").warning.expect("a warning");
         assert!(warning.starts_with("unknown variable UNCOPY_MINSIZE in the environment"), "{warning}");
         assert!(warning.ends_with("(and 1 more unknown)"), "{warning}");
-        assert_eq!(settle(&mut environment(&[]), &[], PID).expect("legal").warning, None);
+        assert_eq!(resolve(&mut environment(&[]), &[], PID).expect("legal").warning, None);
     }
 
     #[test]
     fn stats_belong_to_the_outermost_process_that_was_asked() {
         let outer = [("UNCOPY_STATS", b"-".as_slice()), ("UNCOPY_STATS_ROOT", b"5")];
         let mut subject = environment(&outer);
-        assert_eq!(settle(&mut subject, &[], PID).expect("legal").stats, None);
+        assert_eq!(resolve(&mut subject, &[], PID).expect("legal").stats, None);
         assert_eq!(subject.get(b"UNCOPY_STATS_ROOT"), Some(b"5".as_slice()));
-        let settings = settle(&mut subject, &given("stats", b"-"), PID).expect("legal");
+        let settings = resolve(&mut subject, &given("stats", b"-"), PID).expect("legal");
         assert_eq!(settings.stats.as_deref(), Some(OsStr::new("-")));
         assert_eq!(subject.get(b"UNCOPY_STATS_ROOT"), Some(b"77".as_slice()));
         let mut subject = environment(&outer[..1]);
-        assert!(settle(&mut subject, &[], PID).expect("legal").stats.is_some());
+        assert!(resolve(&mut subject, &[], PID).expect("legal").stats.is_some());
     }
 
     #[test]
     fn stats_path_is_made_absolute_and_its_directory_must_exist() {
         let mut subject = environment(&[]);
-        settle(&mut subject, &given("stats", b"counters-\xff.json"), PID).expect("legal");
+        resolve(&mut subject, &given("stats", b"counters-\xff.json"), PID).expect("legal");
         let path = subject.get(b"UNCOPY_STATS").expect("set");
         assert!(path.starts_with(b"/") && path.ends_with(b"/counters-\xff.json"));
         for value in ["/nonexistent/counters.json", "/tmp"] {
             let refused =
-                settle(&mut environment(&[]), &given("stats", value.as_bytes()), PID).expect_err(value);
+                resolve(&mut environment(&[]), &given("stats", value.as_bytes()), PID).expect_err(value);
             let message = refused.to_string();
             assert!(message.starts_with(&format!("--stats is \"{value}\"; it must be ")), "{message}");
         }

@@ -1,10 +1,10 @@
 //! `uncopy stats`: prints the live counters of running processes.
 
-use crate::line;
+use crate::args;
 use crate::live::shared_memory;
 use crate::metrics::text::{self, Format};
 use crate::output::{self, EXIT_FAILURE, EXIT_OK};
-use crate::processes::{self, Process, Wanted};
+use crate::processes::{self, Process, Selector};
 use crate::sweep::sweep;
 use clap::ArgMatches;
 use std::thread;
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 /// Prints the counters of the processes that the command line names.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let wanted = match Wanted::all_of(matches, line::PID) {
+    let wanted = match Selector::parse_all(matches, args::PID) {
         Ok(wanted) => wanted,
         Err(status) => return status,
     };
     sweep(shared_memory());
-    let is_openmetrics = matches.get_flag(line::OPENMETRICS);
-    let Some(period_s) = matches.get_one::<u32>(line::WATCH) else {
+    let is_openmetrics = matches.get_flag(args::OPENMETRICS);
+    let Some(period_s) = matches.get_one::<u32>(args::WATCH) else {
         return print(&wanted, is_openmetrics).0;
     };
     loop {
@@ -30,31 +30,31 @@ pub fn main(matches: &ArgMatches) -> u8 {
     }
 }
 
-/// Prints them once. The exit status, and of how many processes.
-fn print(wanted: &[Wanted], is_openmetrics: bool) -> (u8, usize) {
+/// Prints the counters once. Returns the exit status and the number of processes.
+fn print(wanted: &[Selector], is_openmetrics: bool) -> (u8, usize) {
     let mut status = EXIT_OK;
-    let mut processes = if wanted.is_empty() { processes::look_at_all() } else { Vec::new() };
+    let mut processes = if wanted.is_empty() { processes::read_all() } else { Vec::new() };
     let mut pids = Vec::new();
     for wanted in wanted {
         match wanted.pids() {
             Ok(found) => pids.extend(found),
             Err(message) => {
-                output::complain(message);
+                output::print_message(message);
                 status = EXIT_FAILURE;
             }
         }
     }
     for pid in pids {
-        match Process::look(pid) {
+        match Process::read(pid) {
             Ok(process) => processes.push(process),
             Err(failure) => {
-                output::complain(failure);
+                output::print_message(failure);
                 status = EXIT_FAILURE;
             }
         }
     }
     let text: String = if is_openmetrics {
-        text::of(&processes, Format::OpenMetrics)
+        text::render(&processes, Format::OpenMetrics)
     } else {
         processes.iter().map(|process| format!("{}\n", process.snapshot.to_json())).collect()
     };

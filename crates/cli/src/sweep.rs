@@ -1,42 +1,52 @@
-//! Removes what ended programs and keepers of logs left behind.
+//! Removes files that ended programs and log keepers left behind.
 //!
-//! What a signal ends cannot remove its own file. Whoever runs or looks at the next one
-//! does: only in the user's own directory, only files that are named for a process that is gone.
+//! A process that a signal ends cannot remove its own file. The next command of the same user does,
+//! only in the user's own directory. Stats files and pipes must be of an ended process of the same
+//! pid namespace; sockets of keepers may be of any.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use crate::{live, os};
-use uncopy_core::stats::CONTROL_SUFFIX;
+use uncopy_core::stats::{CONTROL_SUFFIX, StatsName};
+use uncopy_sys::descriptor::Descriptor as _;
 use uncopy_sys::directory::PrivateDirectory;
 
-/// What the name of a keeper's socket begins with; the number of the process that it was started for follows.
+/// Prefix of the name of a keeper's socket; the [`StatsName`] of the process that the keeper was
+/// started for follows.
 pub const KEEPER_PREFIX: &str = "log-";
 
-/// Removes the files of ended processes from `parent/uncopy-USER`. What cannot be removed stays, and all of it does where the
-/// directory is not the user's alone.
+/// Removes the files of ended processes from `parent/uncopy-USER`. Files that cannot be removed
+/// stay, and so do all if the directory is not private.
 pub fn sweep(parent: &Path) {
     let Ok(directory) = live::open_own(parent) else { return };
+    let namespace = live::own_namespace();
     for c_name in os::names_in(&directory).unwrap_or_default() {
         let Ok(name) = c_name.to_str() else { continue };
-        let of_keeper = name.strip_prefix(KEEPER_PREFIX);
-        let pid = of_keeper.unwrap_or_else(|| name.strip_suffix(CONTROL_SUFFIX).unwrap_or(name));
-        let is_number = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
-        // Above all numbers of processes: of none that lives.
-        let lives = || pid.parse().is_ok_and(os::child::exists);
-        if is_number && !lives() && (of_keeper.is_none() || is_refused(&directory, name)) {
-            // Someone else may have been faster.
+        let keeper_suffix = name.strip_prefix(KEEPER_PREFIX);
+        let name_of_stats =
+            keeper_suffix.unwrap_or_else(|| name.strip_suffix(CONTROL_SUFFIX).unwrap_or(name));
+        let Some(StatsName { pid, namespace: found }) = StatsName::parse(name_of_stats) else { continue };
+        // Whether a process of another pid namespace lives is unknown here, but a connection shows
+        // whether its keeper does.
+        let has_ended = match keeper_suffix {
+            Some(_) => !os::child::exists(pid) && has_no_listener(&directory, name),
+            None => found == namespace && !os::child::exists(pid),
+        };
+        if has_ended {
+            // Another command may have been faster.
             directory.remove(&c_name);
         }
     }
 }
 
-/// Whether nobody listens at a socket any more: a keeper outlives what it was started for as long as that has children. One that is
-/// there says EPROTOTYPE, since its links are no streams: it hears nothing of this, and is not waited for.
-fn is_refused(directory: &PrivateDirectory, name: &str) -> bool {
-    // There is no connectat(2).
-    let path = format!("/proc/self/fd/{}/{name}", directory.fd());
+/// Whether no process listens on a socket: a keeper outlives the process that it was started for as
+/// long as that has children. A live keeper does not notice the attempt, which fails with
+/// EPROTOTYPE because its socket is not a stream.
+fn has_no_listener(directory: &PrivateDirectory, name: &str) -> bool {
+    // Linux has no connectat(2).
+    let path = format!("/proc/self/fd/{}/{name}", directory.fd().number());
     UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
@@ -52,22 +62,25 @@ mod tests {
         let parent = std::env::temp_dir().join(format!("uncopy-sweep-test-{}", std::process::id()));
         let directory = live::directory_of(&parent, os::effective_user_id());
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).expect("temporary directory");
-        let alive = std::process::id().to_string();
-        // Above the largest pid of any kernel.
-        let ended = "4194999";
-        let pipes = [format!("{alive}{CONTROL_SUFFIX}"), format!("{ended}{CONTROL_SUFFIX}")];
-        for name in [&alive, ended, "note", &pipes[0], &pipes[1]] {
+        let namespace = live::own_namespace();
+        let of = |pid, namespace| StatsName { pid, namespace }.to_string();
+        // Above the largest pid of any kernel, here and in another pid namespace.
+        let (own, others) = (of(4_194_999, namespace), of(4_194_999, namespace ^ 1));
+        let alive = of(std::process::id(), namespace);
+        let pipes = [format!("{alive}{CONTROL_SUFFIX}"), format!("{own}{CONTROL_SUFFIX}")];
+        for name in [&alive, &own, &others, "note", &pipes[0], &pipes[1]] {
             std::fs::write(directory.join(name), "x").expect("written");
         }
-        let keepers = [format!("log-{alive}"), "log-4194998".to_owned(), "log-4194999".to_owned()];
-        // Only the second goes on listening.
+        let keepers =
+            [format!("log-{}", std::process::id()), "log-4194998".to_owned(), "log-4194999".to_owned()];
+        // Only the second keeper's socket keeps its listener.
         let [_, kept, _] =
             keepers.each_ref().map(|name| UnixListener::bind(directory.join(name)).expect("bound"));
         sweep(&parent);
-        let left = |name: &str| directory.join(name).exists();
-        assert!(left(&alive) && left("note") && !left(ended));
-        assert!(left(&pipes[0]) && !left(&pipes[1]));
-        assert!(left(&keepers[0]) && left(&keepers[1]) && !left(&keepers[2]));
+        let remains = |name: &str| directory.join(name).exists();
+        assert!(remains(&alive) && remains("note") && remains(&others) && !remains(&own));
+        assert!(remains(&pipes[0]) && !remains(&pipes[1]));
+        assert!(remains(&keepers[0]) && remains(&keepers[1]) && !remains(&keepers[2]));
         drop(kept);
         std::fs::remove_dir_all(&parent).expect("cleaned up");
     }

@@ -1,9 +1,9 @@
-//! Tables for people.
+//! Tables with aligned columns.
 
 use std::fmt::Write as _;
 
-/// Lines of the rows' cells, in columns two spaces apart; those that `is_text` names at the left of their column, others
-/// at the right.
+/// Formats rows in columns two spaces apart. Columns for which `is_text` holds are left-aligned,
+/// others right-aligned.
 pub fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]], is_text: impl Fn(usize) -> bool) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
@@ -17,7 +17,7 @@ pub fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]], is_text: impl F
     text
 }
 
-/// A number of bytes as people read it.
+/// Formats a number of bytes with a unit.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;

@@ -1,5 +1,6 @@
-//! Whether large blocks can come from the block heap beside another allocator: the same decision that the library makes when it is
-//! loaded (its module `families`), from the files.
+//! Predicts from the program's files whether large blocks can come from the block heap beside
+//! another allocator. The library decides by the same rules when it is loaded (its module
+//! `families`).
 
 use super::Check;
 use crate::elf::{Functions, Image};
@@ -9,17 +10,18 @@ use std::fs::File;
 use std::path::Path;
 use uncopy_core::allocators::{Standing, family, standing};
 
-/// What asks tcmalloc for an object that knows every pointer.
-const EXTENSION: &[u8] = b"_ZN15MallocExtension8instanceEv";
+/// Mangled name of `MallocExtension::instance`, through which tcmalloc answers questions about any
+/// pointer.
+const EXTENSION_INSTANCE: &[u8] = b"_ZN15MallocExtension8instanceEv";
 
-/// An ELF file: its name, and what it defines and takes.
-pub struct Linked {
+/// ELF file with the functions that it defines and imports.
+pub struct ElfFile {
     pub name: String,
     pub functions: Functions,
 }
 
-impl Linked {
-    /// Reads a file; one that cannot be read defines nothing.
+impl ElfFile {
+    /// Reads a file. An unreadable file has no functions.
     pub fn read(path: &Path) -> Self {
         let functions = File::open(path).ok().map(|file| Image::read(file).functions());
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -34,48 +36,54 @@ impl Linked {
         self.defines(b"gnu_get_libc_version") || self.defines(b"__tls_get_addr")
     }
 
-    /// Whether it is an allocator, other than libc's.
+    /// Whether the file is an allocator other than libc's.
     pub fn is_allocator(&self) -> bool {
         self.defines(b"malloc") && !self.is_libc()
     }
 
-    /// The family that its functions are of.
+    /// Returns the allocator family of the file's functions.
     pub fn family(&self) -> Option<&'static str> {
         self.functions.defined.iter().find_map(|name| family(name))
     }
 }
 
-fn shown(name: &[u8]) -> String {
-    if name == EXTENSION {
+fn display_name(name: &[u8]) -> String {
+    if name == EXTENSION_INSTANCE {
         "MallocExtension::instance".to_owned()
     } else {
         String::from_utf8_lossy(name).into_owned()
     }
 }
 
-/// Why all memory stays with another allocator among the files of a program, as part of a sentence.
-pub fn why_blocks_stay_out(files: &[Linked]) -> Option<String> {
+/// Returns why large blocks stay with an allocator among a program's files, as part of a sentence.
+/// `None` if they come from the block heap.
+pub fn why_heap_is_unused(files: &[ElfFile]) -> Option<String> {
     let allocators = || files.iter().filter(|file| file.is_allocator());
     for allocator in allocators() {
         let unknown = |name: &&Vec<u8>| standing(name) == Standing::Unknown;
         if allocator.family().is_none() {
             if let Some(name) = allocator.functions.defined.iter().find(unknown) {
-                return Some(format!("{} has {}, which uncopy does not know", allocator.name, shown(name)));
+                return Some(format!(
+                    "{} has {}, which uncopy does not know",
+                    allocator.name,
+                    display_name(name)
+                ));
             }
             continue;
         }
         for file in files.iter().filter(|file| file.name != allocator.name) {
-            let is_asked =
-                |name: &&Vec<u8>| (unknown(name) || **name == EXTENSION) && allocator.defines(name);
-            if let Some(name) = file.functions.imported.iter().find(is_asked) {
-                return Some(format!("{} calls {} of {}", file.name, shown(name), allocator.name));
+            let queries_allocator =
+                |name: &&Vec<u8>| (unknown(name) || **name == EXTENSION_INSTANCE) && allocator.defines(name);
+            if let Some(name) = file.functions.imported.iter().find(queries_allocator) {
+                return Some(format!("{} calls {} of {}", file.name, display_name(name), allocator.name));
             }
         }
     }
     None
 }
 
-/// What else the environment has preloaded, behind which the library is not, or which it cannot be in front of.
+/// Checks the other libraries in `LD_PRELOAD`. A sanitizer keeps uncopy out because it must be
+/// loaded first; an allocator may keep the block heap unused.
 pub fn preloads(environment: &Environment) -> Option<Check> {
     const NAME: &str = "other preloads";
     let value = library::without_library(environment.get(b"LD_PRELOAD").unwrap_or_default());
@@ -85,16 +93,16 @@ pub fn preloads(environment: &Environment) -> Option<Check> {
                 NAME,
                 format!("{name} of {sanitizer} must be loaded first: run will leave uncopy out"),
             )
-            .mended_by("unset LD_PRELOAD"),
+            .with_fix("unset LD_PRELOAD"),
         );
     }
-    let files: Vec<Linked> = library::preloads(&value).map(Linked::read).collect();
+    let files: Vec<ElfFile> = library::preloads(&value).map(ElfFile::read).collect();
     if files.is_empty() {
         return None;
     }
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
     let names = names.join(", ");
-    Some(match why_blocks_stay_out(&files) {
+    Some(match why_heap_is_unused(&files) {
         Some(why) => {
             Check::warning(NAME, format!("{names}: large blocks stay with that allocator, because {why}"))
         }
@@ -106,9 +114,9 @@ pub fn preloads(environment: &Environment) -> Option<Check> {
 mod tests {
     use super::*;
 
-    fn file(name: &str, defined: &[&str], imported: &[&str]) -> Linked {
+    fn file(name: &str, defined: &[&str], imported: &[&str]) -> ElfFile {
         let all = |names: &[&str]| names.iter().map(|name| name.as_bytes().to_vec()).collect();
-        Linked {
+        ElfFile {
             name: name.to_owned(),
             functions: Functions { defined: all(defined), imported: all(imported) },
         }
@@ -119,13 +127,13 @@ mod tests {
         let jemalloc = || file("libjemalloc.so.2", &["malloc", "mallocx", "sdallocx", "newer"], &[]);
         let libc = || file("libc.so.6", &["malloc", "gnu_get_libc_version", "qsort"], &[]);
         let program = |imported: &[&str]| file("program", &[], imported);
-        assert_eq!(why_blocks_stay_out(&[program(&["sdallocx", "qsort"]), jemalloc(), libc()]), None);
-        let why = why_blocks_stay_out(&[program(&["newer"]), jemalloc(), libc()]);
+        assert_eq!(why_heap_is_unused(&[program(&["sdallocx", "qsort"]), jemalloc(), libc()]), None);
+        let why = why_heap_is_unused(&[program(&["newer"]), jemalloc(), libc()]);
         assert_eq!(why.as_deref(), Some("program calls newer of libjemalloc.so.2"));
         let odd = file("libodd.so", &["malloc", "free", "odd_free"], &[]);
-        let why = why_blocks_stay_out(&[program(&[]), odd, libc()]);
+        let why = why_heap_is_unused(&[program(&[]), odd, libc()]);
         assert_eq!(why.as_deref(), Some("libodd.so has odd_free, which uncopy does not know"));
         let simple = file("libsimple.so", &["malloc", "free", "calloc", "realloc"], &[]);
-        assert_eq!(why_blocks_stay_out(&[program(&[]), simple, libc()]), None);
+        assert_eq!(why_heap_is_unused(&[program(&[]), simple, libc()]), None);
     }
 }

@@ -1,14 +1,14 @@
-//! `uncopy doctor --calibrate`, and what the report says about stored costs.
+//! `uncopy doctor --calibrate`, and the check of the stored costs.
 
 use super::Check;
-use crate::costs::{self, Unusable};
+use crate::costs::{self, LoadError};
 use crate::environment::Environment;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
 use serde_json::json;
 use uncopy_core::policy::costs::{COSTS, Cost};
 use uncopy_core::schema;
 
-/// Measures, stores and prints what things cost here.
+/// Measures, stores and prints the costs on this machine.
 pub fn main(wants_json: bool) -> u8 {
     let stored = costs::measure().map_err(|why| format!("nothing was measured: {why}; see 'uncopy doctor'"));
     let stored = stored.and_then(|costs| {
@@ -22,7 +22,7 @@ pub fn main(wants_json: bool) -> u8 {
     let (costs, path) = match stored {
         Ok(stored) => stored,
         Err(message) => {
-            output::complain(message);
+            output::print_message(message);
             return EXIT_FAILURE;
         }
     };
@@ -39,7 +39,7 @@ pub fn main(wants_json: bool) -> u8 {
     output::print(text.as_bytes(), EXIT_OK)
 }
 
-/// Where the costs come from that `run` goes by.
+/// Checks where `run` gets its costs from.
 pub fn check(environment: &Environment) -> Check {
     const NAME: &str = "costs";
     const MEASURED: &str = "measured when a program first needs them";
@@ -49,8 +49,8 @@ pub fn check(environment: &Environment) -> Check {
     let Some(path) = costs::path(environment) else { return Check::ok(NAME, MEASURED) };
     match costs::load(&path) {
         Ok(_) => Check::ok(NAME, format!("read from {}", path.display())),
-        Err(Unusable::Missing) => Check::ok(NAME, MEASURED),
+        Err(LoadError::Missing) => Check::ok(NAME, MEASURED),
         Err(why) => Check::warning(NAME, format!("{MEASURED}: {} {why}", path.display()))
-            .mended_by("uncopy doctor --calibrate"),
+            .with_fix("uncopy doctor --calibrate"),
     }
 }

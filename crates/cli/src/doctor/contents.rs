@@ -1,10 +1,11 @@
-//! What a program consists of, as far as its file and its libraries tell: which language, allocator and TLS library, and which
-//! of libc's functions it calls that uncopy stands in front of.
+//! Inspects a program's file and libraries: language, allocator, TLS library, and calls of libc
+//! functions that uncopy hooks.
 //!
-//! The libraries are those that the loader would load; what a program opens later (modules, plug-ins) nobody knows before it runs.
+//! The libraries are those that the loader would load. Modules and plug-ins that the program opens
+//! later are unknown before it runs.
 
 use super::Check;
-use super::allocators::{Linked, why_blocks_stay_out};
+use super::allocators::{ElfFile, why_heap_is_unused};
 use crate::elf::{Image, Symbols};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,7 +13,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// An allocator, the start of its library's name, and symbols that only it defines.
+/// Known allocator: name, prefix of its library's file name, and symbols that only it defines.
 struct Allocator {
     name: &'static str,
     library: &'static str,
@@ -33,7 +34,7 @@ const ALLOCATORS: &[Allocator] = &[
     Allocator { name: "mimalloc", library: "libmimalloc", symbols: &["mi_malloc"] },
 ];
 
-/// A TLS library: its name, the start of its file's, and a symbol that only it defines.
+/// Known TLS libraries: name, prefix of the file name, and a symbol that only the library defines.
 const TLS: &[(&str, &str, &str)] = &[
     ("OpenSSL", "libssl.so", "SSL_read"),
     ("GnuTLS", "libgnutls.so", "gnutls_record_recv"),
@@ -42,8 +43,8 @@ const TLS: &[(&str, &str, &str)] = &[
     ("wolfSSL", "libwolfssl.so", "wolfSSL_read"),
 ];
 
-/// Libraries of the C library and the compiler: what they call themselves says nothing about the program.
-const OF_LIBC: &[&str] =
+/// Prefixes of libraries of libc and the compiler, whose imports say nothing about the program.
+const LIBC_PREFIXES: &[&str] =
     &["libc.so", "libm.so", "libpthread.so", "libdl.so", "librt.so", "libresolv.so", "ld-linux"];
 
 const INPUTS: &[&str] = &[
@@ -87,60 +88,59 @@ const OUTPUTS: &[&str] = &[
     "fwrite_unlocked",
 ];
 
-/// Symbols that only a program of that language defines.
+/// Symbols that identify the runtimes of languages.
 const LANGUAGES: [&str; 3] = [JAVA, PYTHON, NODE];
 const JAVA: &str = "JLI_Launch";
 const PYTHON: &str = "Py_BytesMain";
 const NODE: &str = "napi_create_function";
 
-/// What OpenSSL calls only if it was built with kTLS.
+/// Functions that OpenSSL imports only if it was built with kTLS.
 const KTLS: [&str; 2] = ["sendfile", "sendfile64"];
 
-/// Every symbol that is looked for.
-fn wanted() -> Vec<&'static str> {
+/// Returns all symbols that the checks look up.
+fn wanted_symbols() -> Vec<&'static str> {
     let of_allocators = ALLOCATORS.iter().flat_map(|allocator| allocator.symbols);
     let of_tls = TLS.iter().map(|(_, _, symbol)| symbol);
     let all = [INPUTS, COPIES, OUTPUTS, &LANGUAGES, &KTLS, &["malloc"]].into_iter().flatten();
     all.chain(of_allocators).chain(of_tls).copied().collect()
 }
 
-/// A library of the program: its file's name and path, and its symbols.
 struct Library {
     name: OsString,
     path: PathBuf,
     symbols: Symbols,
 }
 
-/// A program and its libraries.
+/// Inspected program with its libraries.
 pub struct Contents<'a> {
     path: &'a Path,
     is_go: bool,
-    /// `None`: the file has no table of them.
+    /// `None` if the file has no symbol table.
     symbols: Option<Symbols>,
     libraries: Vec<Library>,
 }
 
-/// What the checks found that decides whether it is worth trying.
+/// Findings that decide whether uncopy is worth trying.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Why nothing much can be elided, as part of a sentence.
-    pub against: Option<String>,
-    /// What is to be known all the same, likewise.
-    pub but: Option<String>,
+    /// Reason why little can be elided, as part of a sentence.
+    pub blocker: Option<String>,
+    /// Limitation for a program worth trying, as part of a sentence.
+    pub caveat: Option<String>,
 }
 
-/// Whether the library is one whose file's name begins so.
-fn is(name: &OsStr, start: &str) -> bool {
+/// Whether a file name begins with `start`.
+fn has_prefix(name: &OsStr, start: &str) -> bool {
     name.as_bytes().starts_with(start.as_bytes())
 }
 
-fn shown(name: &OsStr) -> String {
+fn display_name(name: &OsStr) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The files that the loader would load for a program, in its order. It only lists them: nothing of the program runs. It is
-/// this command's loader, not the one that the file names.
-fn listed(program: &Path) -> Option<Vec<PathBuf>> {
+/// Lists the files that the loader would load for a program, in its order. `--list` runs none of
+/// the program's code. The loader is this command's own, which may differ from the program's.
+fn loaded_libraries(program: &Path) -> Option<Vec<PathBuf>> {
     let own = File::open("/proc/self/exe").ok()?;
     let loader = OsString::from_vec(Image::read(&own).loader()?);
     let listing = Command::new(loader)
@@ -151,7 +151,7 @@ fn listed(program: &Path) -> Option<Vec<PathBuf>> {
         .stderr(Stdio::null())
         .output()
         .ok()?;
-    // NAME => PATH (ADDRESS), or PATH (ADDRESS); the kernel's own has no path.
+    // Lines are `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`; the vDSO has no path.
     let path = |line: &[u8]| {
         let line = line.trim_ascii();
         let end = line.windows(2).rposition(|pair| pair == b" (")?;
@@ -163,9 +163,9 @@ fn listed(program: &Path) -> Option<Vec<PathBuf>> {
 }
 
 impl<'a> Contents<'a> {
-    /// Looks at a program and its libraries.
-    pub fn of(image: &Image<&File>, path: &'a Path) -> Self {
-        let wanted = wanted();
+    /// Inspects a program and its libraries.
+    pub fn inspect(image: &Image<&File>, path: &'a Path) -> Self {
+        let wanted = wanted_symbols();
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         let library = |path: PathBuf| Library {
             name: path.file_name().unwrap_or_default().to_owned(),
@@ -175,8 +175,8 @@ impl<'a> Contents<'a> {
                 .unwrap_or_default(),
             path,
         };
-        // What it names itself is known in any case, if not where it is.
-        let paths = listed(&absolute).unwrap_or_else(|| {
+        // Without the loader's list only the names in the file are known, not the paths.
+        let paths = loaded_libraries(&absolute).unwrap_or_else(|| {
             image.needed().into_iter().map(|name| PathBuf::from(OsString::from_vec(name))).collect()
         });
         Self {
@@ -188,20 +188,20 @@ impl<'a> Contents<'a> {
     }
 
     fn library(&self, start: &str) -> Option<&Library> {
-        self.libraries.iter().find(|library| is(&library.name, start))
+        self.libraries.iter().find(|library| has_prefix(&library.name, start))
     }
 
-    /// Whether the program itself defines the symbol, for others to use.
+    /// Whether the program itself exports the symbol.
     fn defines(&self, symbol: &str) -> bool {
         self.symbols.as_ref().is_some_and(|symbols| symbols.defined.contains(&symbol))
     }
 
-    /// Whether a library whose name begins so is among them, or the program defines the symbol itself.
-    fn has(&self, start: &str, symbol: &str) -> bool {
+    /// Whether a library with this prefix is loaded, or the program itself exports the symbol.
+    fn has_library_or_symbol(&self, start: &str, symbol: &str) -> bool {
         self.library(start).is_some() || self.defines(symbol)
     }
 
-    /// All checks, and what they come to.
+    /// Returns all checks and the findings for the verdict.
     pub fn checks(&self) -> (Vec<Check>, Findings) {
         let mut findings = Findings::default();
         let language = self.language(&mut findings);
@@ -217,24 +217,24 @@ impl<'a> Contents<'a> {
 
     fn language(&self, findings: &mut Findings) -> Option<Check> {
         const NAME: &str = "language";
-        let mut own = |language: &str| {
-            findings.against = Some(format!("it is a {language} program, whose own copies are not reached"));
+        let mut reject = |language: &str| {
+            findings.blocker = Some(format!("it is a {language} program, whose own copies are not reached"));
         };
         if self.is_go {
-            own("Go");
+            reject("Go");
             return Some(Check::warning(
                 NAME,
                 "Go: only its C parts are reached, its own copies and I/O are not",
             ));
         }
-        if self.has("libjli.so", JAVA) {
-            own("Java");
+        if self.has_library_or_symbol("libjli.so", JAVA) {
+            reject("Java");
             return Some(Check::warning(NAME, "Java: only its C parts are reached, its own copies are not"));
         }
         let name = self.path.file_name().unwrap_or_default();
-        let language = if self.has("libpython", PYTHON) || is(name, "python") {
+        let language = if self.has_library_or_symbol("libpython", PYTHON) || has_prefix(name, "python") {
             "Python"
-        } else if self.has("libnode.so", NODE) || name == "node" {
+        } else if self.has_library_or_symbol("libnode.so", NODE) || name == "node" {
             "Node.js"
         } else {
             return None;
@@ -245,21 +245,23 @@ impl<'a> Contents<'a> {
         Some(Check::ok(NAME, found))
     }
 
-    /// Which of `wanted` the program or a library of its own calls; `None` if the program's file does not tell.
+    /// Returns which of `wanted` the program or one of its own libraries imports. `None` if the
+    /// program's file has no symbol table.
     fn imports(&self, wanted: &[&'static str]) -> Option<Vec<&'static str>> {
         let program = self.symbols.as_ref()?;
         let libraries = self.libraries.iter();
-        let own = libraries.filter(|library| !OF_LIBC.iter().any(|start| is(&library.name, start)));
+        let own =
+            libraries.filter(|library| !LIBC_PREFIXES.iter().any(|start| has_prefix(&library.name, start)));
         let all = own.map(|library| &library.symbols).chain([program]);
         let is_called = |name: &&str| all.clone().any(|symbols| symbols.imported.contains(name));
         Some(wanted.iter().copied().filter(|name| is_called(name)).collect())
     }
 
-    /// Which of the functions that uncopy stands in front of are called.
+    /// Checks which hooked functions are called.
     fn calls(&self, findings: &mut Findings) -> Check {
         const NAME: &str = "calls of libc";
         let all = [("receives", INPUTS), ("copies", COPIES), ("sends", OUTPUTS)];
-        let mut told = Vec::new();
+        let mut parts = Vec::new();
         let mut missing = Vec::new();
         for (what, functions) in all {
             let Some(found) = self.imports(functions) else {
@@ -268,23 +270,24 @@ impl<'a> Contents<'a> {
             if found.is_empty() {
                 missing.push(what)
             } else {
-                told.push(format!("{what} by {}", found.join(", ")))
+                parts.push(format!("{what} by {}", found.join(", ")))
             }
         }
         if missing.is_empty() {
-            return Check::ok(NAME, told.join("; "));
+            return Check::ok(NAME, parts.join("; "));
         }
-        // Without outputs, copies may still be elided.
-        let is_against = missing != ["sends"];
+        // Copies may be elided without outputs.
+        let is_blocker = missing != ["sends"];
         let missing = format!("nothing that uncopy stands in front of {}", missing.join(" or "));
-        if is_against && findings.against.is_none() {
-            findings.against = Some(format!("among what it calls, {missing}"));
+        if is_blocker && findings.blocker.is_none() {
+            findings.blocker = Some(format!("among what it calls, {missing}"));
         }
-        told.push(missing);
-        Check::warning(NAME, told.join("; "))
+        parts.push(missing);
+        Check::warning(NAME, parts.join("; "))
     }
 
-    /// Functions that the program has itself, which its calls go to.
+    /// Checks for hooked functions that the program defines itself, which keeps its calls from the
+    /// hooks.
     fn own_functions(&self) -> Option<Check> {
         let calls = [INPUTS, COPIES, OUTPUTS].concat();
         let own: Vec<&str> = calls.into_iter().filter(|name| self.defines(name)).collect();
@@ -313,17 +316,17 @@ impl<'a> Contents<'a> {
         }
         if self.libraries.iter().filter(|library| library.symbols.defined.contains(&"malloc")).count() > 1 {
             let paths = self.libraries.iter().map(|library| library.path.as_path());
-            let files: Vec<Linked> = [self.path].into_iter().chain(paths).map(Linked::read).collect();
-            if let Some(why) = why_blocks_stay_out(&files) {
+            let files: Vec<ElfFile> = [self.path].into_iter().chain(paths).map(ElfFile::read).collect();
+            if let Some(why) = why_heap_is_unused(&files) {
                 return Check::warning(
                     NAME,
                     format!("large blocks stay with the program's allocator, because {why}"),
                 );
             }
         }
-        let linked = ALLOCATORS
-            .iter()
-            .find_map(|allocator| Some((allocator.name, shown(&self.library(allocator.library)?.name))));
+        let linked = ALLOCATORS.iter().find_map(|allocator| {
+            Some((allocator.name, display_name(&self.library(allocator.library)?.name)))
+        });
         match linked {
             Some((name, library)) => {
                 Check::ok(NAME, format!("{name} ({library}); large blocks come from the block heap"))
@@ -338,7 +341,7 @@ impl<'a> Contents<'a> {
         for (name, start, symbol) in TLS {
             let library = self.library(start);
             match library {
-                Some(library) => names.push(format!("{name} ({})", shown(&library.name))),
+                Some(library) => names.push(format!("{name} ({})", display_name(&library.name))),
                 None if self.defines(symbol) => names.push(format!("{name} (in the program)")),
                 None => {}
             }
@@ -349,7 +352,7 @@ impl<'a> Contents<'a> {
         if names.is_empty() {
             return None;
         }
-        findings.but = Some("not for connections with TLS".to_owned());
+        findings.caveat = Some("not for connections with TLS".to_owned());
         let ktls = match (has_ktls, kernel_has_tls()) {
             (false, _) => String::new(),
             (true, true) => {
@@ -367,13 +370,13 @@ impl<'a> Contents<'a> {
     }
 
     fn uring(&self) -> Option<Check> {
-        let library = shown(&self.library("liburing")?.name);
+        let library = display_name(&self.library("liburing")?.name);
         let found = format!("{library}: nothing is elided of what passes that way; other calls are as ever");
         Some(Check::warning("io_uring", found))
     }
 }
 
-/// Whether sockets can be given keys for TLS here.
+/// Whether this kernel has kTLS.
 fn kernel_has_tls() -> bool {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     read("/proc/sys/net/ipv4/tcp_available_ulp").split_whitespace().any(|name| name == "tls")
@@ -386,7 +389,7 @@ mod tests {
 
     fn checks(path: &str) -> (Vec<Check>, Findings) {
         let file = File::open(path).expect("a program");
-        Contents::of(&Image::read(&file), Path::new(path)).checks()
+        Contents::inspect(&Image::read(&file), Path::new(path)).checks()
     }
 
     fn found<'a>(checks: &'a [Check], name: &str) -> &'a Check {
@@ -419,10 +422,10 @@ mod tests {
     #[test]
     fn the_loader_lists_what_this_program_uses() {
         let this = std::env::current_exe().expect("a path");
-        let names: Vec<PathBuf> = listed(&this).expect("a list");
+        let names: Vec<PathBuf> = loaded_libraries(&this).expect("a list");
         let is_libc = |path: &PathBuf| path.file_name() == Some(OsStr::new("libc.so.6"));
         assert!(names.iter().any(is_libc), "{names:?}");
         assert!(names.iter().all(|path| path.exists()), "{names:?}");
-        assert_eq!(listed(Path::new("/etc/passwd")), None);
+        assert_eq!(loaded_libraries(Path::new("/etc/passwd")), None);
     }
 }

@@ -1,5 +1,5 @@
-//! What the kernel can do: its version, its machine, the features of userfaultfd, and whether a
-//! page really moves.
+//! Checks the kernel: version, architecture, userfaultfd's features, and whether a page can be
+//! moved.
 
 use super::Check;
 use super::permission::Access;
@@ -12,32 +12,31 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::mem;
 use uncopy_sys::procmap;
 
-/// The first Linux that this is tested on.
+/// Oldest Linux version that is tested.
 const TESTED_SINCE: (u32, u32) = (5, 10);
-/// The first Linux with `UFFDIO_MOVE`.
+/// First Linux version with `UFFDIO_MOVE`.
 const MOVE_SINCE: (u32, u32) = (6, 8);
-/// The first Linux with `PROCMAP_QUERY`.
+/// First Linux version with `PROCMAP_QUERY`.
 const QUERY_SINCE: (u32, u32) = (6, 11);
 
-/// What userfaultfd answered.
+/// Result of probing userfaultfd's features. Masks hold all features of the kernel.
 pub enum Features {
-    /// There was no userfaultfd to ask.
+    /// No userfaultfd could be opened.
     Untried,
-    /// The kernel lacks one that is needed; these are all that it has.
+    /// A required feature is missing.
     Lacking(u64),
-    /// It cannot move pages; these are all that it has.
+    /// All required features exist, but pages cannot be moved.
     WithoutMoves(u64),
-    /// Asking failed.
     Failed(io::Error),
-    /// A page was moved, and its bytes were not those that it had.
+    /// A page was moved, but its bytes changed.
     Wrong,
-    /// A page was moved with its bytes; these are all features that the kernel has.
+    /// A page was moved with its bytes.
     Working(u64),
 }
 
-/// Asks for the features, and moves a page if that can be done.
+/// Queries the kernel's features, and moves a page if possible.
 pub fn features(access: &Access) -> Features {
-    // A descriptor agrees on features once, so each question needs its own.
+    // UFFDIO_API succeeds once for a descriptor, so each query needs its own.
     let Some(first) = access.open() else { return Features::Untried };
     let all = match uffd::enable_features(first.as_fd(), 0) {
         Ok(all) => all,
@@ -55,20 +54,20 @@ pub fn features(access: &Access) -> Features {
     match uffd::move_one_page(second.as_fd()) {
         Ok(true) => Features::Working(all),
         Ok(false) => Features::Wrong,
-        // A filter of system calls, which the library finds as well.
+        // A seccomp filter refuses UFFDIO_MOVE; the library finds that as well.
         Err(_) => Features::WithoutMoves(all),
     }
 }
 
 impl Features {
-    /// The line about them.
+    /// Returns the report's line on userfaultfd.
     pub fn check(&self) -> Check {
         const NAME: &str = "userfaultfd";
         let (major, minor) = MOVE_SINCE;
         match self {
             Self::Untried => Check::missing(NAME, "could not be tried without a userfaultfd"),
             Self::Lacking(all) => {
-                Check::missing(NAME, format!("features {all:#x}, which are not enough")).mended_by(NEWER_KERNEL)
+                Check::missing(NAME, format!("features {all:#x}, which are not enough")).with_fix(NEWER_KERNEL)
             }
             Self::WithoutMoves(all) => Check::warning(
                 NAME,
@@ -77,7 +76,7 @@ impl Features {
                      cheaper, and memory outside the block heap can hold views"
                 ),
             )
-            .mended_by(NEWER_KERNEL),
+            .with_fix(NEWER_KERNEL),
             Self::Failed(error) => Check::missing(NAME, format!("failed: {error}")),
             Self::Wrong => Check::missing(NAME, "moved a page, and other bytes arrived"),
             Self::Working(all) => {
@@ -90,13 +89,13 @@ impl Features {
 const NEWER_KERNEL: &str =
     "sudo apt-get install -t bookworm-backports linux-image-amd64  # or any Linux 6.8 or later";
 
-/// Checks of the kernel itself.
+/// Returns the checks of the kernel itself.
 pub fn checks() -> Vec<Check> {
     let (release, machine) = os::kernel();
     vec![version(&release), architecture(&machine), query(&release)]
 }
 
-/// The first two numbers of a kernel release.
+/// Returns the major and minor version of a kernel release.
 fn numbers(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|character: char| !character.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -110,7 +109,7 @@ fn version(release: &str) -> Check {
             Check::ok(NAME, format!("Linux {release} (tested from {major}.{minor} on)"))
         }
         _ => Check::warning(NAME, format!("Linux {release}; tested from {major}.{minor} on"))
-            .mended_by(NEWER_KERNEL),
+            .with_fix(NEWER_KERNEL),
     }
 }
 
@@ -128,7 +127,7 @@ fn architecture(machine: &str) -> Check {
     }
 }
 
-/// Asks the kernel which mapping a variable of ours lies in, as the library does before it lets memory hold views.
+/// Queries the mapping of a local variable, as the library does before memory may hold views.
 fn query_own_mapping() -> Result<bool, Errno> {
     let variable = 0u8;
     let address = &raw const variable as usize;

@@ -1,14 +1,13 @@
-//! What lanes need beside everything else: a directory where programs meet, which nobody else can enter.
+//! Checks the directory in which programs with lanes meet; no other user may enter it.
 
 use super::Check;
 use crate::environment::Environment;
-use crate::settings::can_meet_in;
+use crate::settings::is_private_or_creatable;
 use crate::{live, os};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The check.
 pub fn check(environment: &Environment) -> Check {
     match environment.get(b"UNCOPY_LANES_DIR") {
         Some(given) => check_directory(Path::new(OsStr::from_bytes(given))),
@@ -19,11 +18,11 @@ pub fn check(environment: &Environment) -> Check {
 fn check_directory(directory: &Path) -> Check {
     const NAME: &str = "lanes";
     let shown = directory.display();
-    if can_meet_in(directory) {
+    if is_private_or_creatable(directory) {
         return Check::ok(NAME, format!("programs meet in {shown}"));
     }
     let found = format!("{shown} is no directory of your own with mode 0700: run --lanes will make no lanes");
-    Check::warning(NAME, found).mended_by(format!("chmod 700 {shown}"))
+    Check::warning(NAME, found).with_fix(format!("chmod 700 {shown}"))
 }
 
 #[cfg(test)]

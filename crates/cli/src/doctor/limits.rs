@@ -1,21 +1,20 @@
-//! Limits of memory and mappings, and huge pages.
+//! Checks limits of memory and mappings, and transparent huge pages.
 
 use super::Check;
 use crate::os;
 use std::fs;
 use std::path::Path;
 
-/// Where `vm.max_map_count` starts to be worth a word: the kernel's default.
+/// Kernel's default of `vm.max_map_count`. Lower values get a warning.
 const MAPS_DEFAULT: u64 = 65530;
 /// Memory limits below this leave little room for segments and the reservoir, bytes.
 const MEMORY_LOW_BYTES: u64 = 512 << 20;
-/// The library reserves at least this many bytes of addresses.
+/// Minimum address space that the library reserves, bytes.
 const MIN_RESERVED_BYTES: usize = 64 << 20;
-/// What the first version of control groups reports instead of "no limit" is near the largest
-/// number of bytes; anything from here on is none.
+/// Value from which a memory limit means "no limit", bytes. Version 1 of control groups reports a
+/// number near the largest instead.
 const NO_LIMIT_BYTES: u64 = 1 << 60;
 
-/// Checks of limits.
 pub fn checks() -> Vec<Check> {
     vec![resources(), overcommit(), control_group(), mappings(), huge_pages()]
 }
@@ -24,7 +23,7 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_string())
 }
 
-/// Bytes in the largest unit that divides them well enough to read.
+/// Formats bytes in the largest unit that keeps enough digits.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} bytes"),
@@ -52,14 +51,14 @@ fn resource_check([address_space, data, locked]: [Option<u64>; 3], can_reserve: 
     );
     if !can_reserve {
         let found = format!("{found}: {} of addresses cannot be reserved", size(MIN_RESERVED_BYTES as u64));
-        return Check::missing(NAME, found).mended_by("ulimit -v unlimited");
+        return Check::missing(NAME, found).with_fix("ulimit -v unlimited");
     }
     match (address_space, data) {
         (None, None) => Check::ok(NAME, found),
         (Some(_), _) => Check::warning(NAME, format!("{found}: segments count against them"))
-            .mended_by("ulimit -v unlimited"),
+            .with_fix("ulimit -v unlimited"),
         (None, Some(_)) => Check::warning(NAME, format!("{found}: segments count against them"))
-            .mended_by("ulimit -d unlimited"),
+            .with_fix("ulimit -d unlimited"),
     }
 }
 
@@ -67,7 +66,7 @@ fn overcommit() -> Check {
     const NAME: &str = "vm.overcommit_memory";
     match read("/proc/sys/vm/overcommit_memory").as_deref() {
         Some("2") => Check::warning(NAME, "2: segments count against the commit limit")
-            .mended_by("sudo sysctl vm.overcommit_memory=0"),
+            .with_fix("sudo sysctl vm.overcommit_memory=0"),
         Some(value) => Check::ok(NAME, value),
         None => Check::ok(NAME, "unknown: /proc/sys is hidden"),
     }
@@ -80,12 +79,12 @@ fn control_group() -> Check {
         None => Check::ok(NAME, "none"),
         Some(bytes) if bytes >= MEMORY_LOW_BYTES => Check::ok(NAME, size(bytes)),
         Some(bytes) => Check::warning(NAME, format!("{}: leaves little room for segments", size(bytes)))
-            .mended_by("systemd-run --scope -p MemoryMax=2G uncopy run -- CMD"),
+            .with_fix("systemd-run --scope -p MemoryMax=2G uncopy run -- CMD"),
     }
 }
 
-/// The smallest memory limit of the control groups that `groups` (`/proc/self/cgroup`) names, and
-/// of those above them.
+/// Returns the smallest memory limit of the control groups in `groups` (`/proc/self/cgroup`) and of
+/// their ancestors.
 fn group_limit(root: &Path, groups: &str) -> Option<u64> {
     let files = groups.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');
@@ -108,7 +107,7 @@ fn group_limit(root: &Path, groups: &str) -> Option<u64> {
                 .collect();
             above
         })
-        // "max" is not a number, and no limit.
+        // "max" means no limit and does not parse.
         .filter_map(|file| read(file)?.parse::<u64>().ok())
         .filter(|bytes| *bytes < NO_LIMIT_BYTES)
         .min()
@@ -119,7 +118,7 @@ fn mappings() -> Check {
     match read("/proc/sys/vm/max_map_count").and_then(|text| text.parse::<u64>().ok()) {
         Some(count) if count < MAPS_DEFAULT => {
             Check::warning(NAME, format!("{count}, less than the kernel's default of {MAPS_DEFAULT}"))
-                .mended_by("sudo sysctl vm.max_map_count=262144")
+                .with_fix("sudo sysctl vm.max_map_count=262144")
         }
         Some(count) => Check::ok(NAME, count.to_string()),
         None => Check::ok(NAME, "unknown: /proc/sys is hidden"),
@@ -138,7 +137,7 @@ fn huge_page_check(setting: Option<&str>) -> Check {
             NAME,
             "always: the kernel may join pages of the program's buffers that uncopy then has to split",
         )
-        .mended_by("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
+        .with_fix("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
         Some(chosen) => Check::ok(NAME, chosen),
         None => Check::ok(NAME, "none in this kernel"),
     }

@@ -1,9 +1,10 @@
-//! What `run --log DIR` needs beside everything else, and whether a log there has bytes that are not in their files.
+//! Checks what `run --log DIR` needs, and whether logs there hold bytes that are not in their
+//! files.
 
 use super::Check;
 use crate::environment::Environment;
 use crate::output::{Quoted, Reason};
-use crate::settings::can_meet_in;
+use crate::settings::is_private_or_creatable;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +13,7 @@ use uncopy_store::places::{self, Contents};
 
 const LEASES: &str = "/proc/sys/fs/leases-enable";
 
-/// The check, where logs were asked for: on the command line, or by the environment.
+/// Checks the log directory that the command line or the environment names, if any.
 pub fn check(given: Option<&OsStr>, environment: &Environment) -> Option<Check> {
     let directory = given.or_else(|| environment.get(b"UNCOPY_LOG").map(OsStr::from_bytes))?;
     let has_leases = fs::read_to_string(LEASES).map_or(true, |text| text.trim() != "0");
@@ -22,17 +23,17 @@ pub fn check(given: Option<&OsStr>, environment: &Environment) -> Option<Check> 
 fn check_directory(directory: &Path, has_leases: bool) -> Check {
     const NAME: &str = "log";
     let shown = Quoted(directory.as_os_str());
-    if !can_meet_in(directory) {
+    if !is_private_or_creatable(directory) {
         let found = format!("{shown} is no directory of your own with mode 0700: run will go without a log");
-        return Check::warning(NAME, found).mended_by(format!("chmod 700 {shown}"));
+        return Check::warning(NAME, found).with_fix(format!("chmod 700 {shown}"));
     }
     if !has_leases {
         let found = "no file can be leased, by which others are told: run will go without a log";
-        return Check::warning(NAME, found).mended_by("sysctl fs.leases-enable=1");
+        return Check::warning(NAME, found).with_fix("sysctl fs.leases-enable=1");
     }
-    // One that is to be made lies where the directory does that is there.
-    let there = if directory.is_dir() { Some(directory) } else { directory.parent() };
-    match there.map(places::can_be_in) {
+    // A directory that does not exist yet will be on the file system of its parent.
+    let existing = if directory.is_dir() { Some(directory) } else { directory.parent() };
+    match existing.map(places::can_be_in) {
         Some(Ok(true)) => {}
         Some(Err(errno)) => {
             return Check::warning(NAME, format!("{shown}: {}", Reason(&errno.into())));
@@ -45,19 +46,19 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
         }
     }
     let logs = places::logs(directory).unwrap_or_default();
-    let has_bytes = |path: &&PathBuf| !places::look(path).is_ok_and(|contents| is_done_with(&contents));
+    let has_bytes = |path: &&PathBuf| !places::look(path).is_ok_and(|contents| needs_no_recovery(&contents));
     match logs.iter().filter(has_bytes).count() {
         0 => Check::ok(NAME, format!("{shown}, {} logs", logs.len())),
         count => Check::warning(
             NAME,
             format!("{shown}: {count} of {} logs have bytes that may not be in their files", logs.len()),
         )
-        .mended_by(format!("uncopy log recover {shown}")),
+        .with_fix(format!("uncopy log recover {shown}")),
     }
 }
 
-/// Nothing is to be recovered from it: somebody keeps it, or it is empty.
-const fn is_done_with(contents: &Contents) -> bool {
+/// Whether nothing is to be recovered: the log is in use or empty.
+const fn needs_no_recovery(contents: &Contents) -> bool {
     contents.is_in_use || contents.checkpoint.process == 0
 }
 
@@ -73,15 +74,15 @@ mod tests {
         assert_eq!(check_directory(&directory, false).state, State::Warning, "no leases");
         fs::create_dir(&directory).expect("a directory");
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("its owner");
-        let fits = places::can_be_in(&directory).expect("a directory");
+        let can_hold_logs = places::can_be_in(&directory).expect("a directory");
         let empty = check_directory(&directory, true);
         fs::write(directory.join("0123456789abcdef.log"), "no log").expect("written");
         let damaged = check_directory(&directory, true);
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("its owner");
         let open = check_directory(&directory, true);
         fs::remove_dir_all(&directory).expect("removed");
-        assert_eq!(empty.state == State::Ok, fits, "{empty:?}");
-        assert!(!fits || damaged.found.contains("1 of 1 logs"), "{damaged:?}");
-        assert!(open.found.contains("mode 0700") && open.mend.is_some(), "{open:?}");
+        assert_eq!(empty.state == State::Ok, can_hold_logs, "{empty:?}");
+        assert!(!can_hold_logs || damaged.found.contains("1 of 1 logs"), "{damaged:?}");
+        assert!(open.found.contains("mode 0700") && open.fix.is_some(), "{open:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! `uncopy doctor`: tries everything that `uncopy run` needs, really, and says for each thing what
-//! was found and which command mends it.
+//! `uncopy doctor`: tries everything that `uncopy run` needs, and reports for each check the
+//! finding and the command that fixes it.
 //!
 //! `active = no check is missing`. A warning never keeps `run` from being active.
 
@@ -18,28 +18,27 @@ mod stored;
 mod target;
 mod worth;
 
+use crate::args;
 use crate::costs;
 use crate::environment::Environment;
-use crate::line;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK};
 use crate::settings;
 use clap::ArgMatches;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 
-/// How a check came out.
+/// Result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As it should be.
     Ok,
-    /// `run` will be active, with less to gain or with something to know.
+    /// `run` will be active, with less gain or with a limitation.
     Warning,
     /// `run` will be inactive.
     Missing,
 }
 
 impl State {
-    /// The word in the table and in JSON.
+    /// Returns the word in the table and in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -52,19 +51,17 @@ impl State {
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What was checked.
     pub name: &'static str,
-    /// How it came out.
     pub state: State,
-    /// What was found.
+    /// Finding, as the table shows it.
     pub found: String,
-    /// What to type to mend it, if that is known.
-    pub mend: Option<String>,
+    /// Command that fixes the problem, if known.
+    pub fix: Option<String>,
 }
 
 impl Check {
     fn new(name: &'static str, state: State, found: impl Into<String>) -> Self {
-        Self { name, state, found: found.into(), mend: None }
+        Self { name, state, found: found.into(), fix: None }
     }
 
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
@@ -79,31 +76,31 @@ impl Check {
         Self::new(name, State::Missing, found)
     }
 
-    fn mended_by(mut self, command: impl Into<String>) -> Self {
-        self.mend = Some(command.into());
+    fn with_fix(mut self, command: impl Into<String>) -> Self {
+        self.fix = Some(command.into());
         self
     }
 }
 
-/// Prints the report and returns 0 only if `run` will be active.
+/// Prints the report. Returns 0 only if `run` will be active.
 pub fn main(matches: &ArgMatches) -> u8 {
-    if matches.get_flag(line::CALIBRATE_HERE) {
-        return if costs::receive_something().is_ok() { EXIT_OK } else { EXIT_FAILURE };
+    if matches.get_flag(args::CALIBRATE_HERE) {
+        return if costs::receive_input().is_ok() { EXIT_OK } else { EXIT_FAILURE };
     }
-    if matches.get_flag(line::CALIBRATE) {
-        return calibration::main(matches.get_flag(line::JSON));
+    if matches.get_flag(args::CALIBRATE) {
+        return calibration::main(matches.get_flag(args::JSON));
     }
-    let command = line::command(matches);
+    let command = args::command(matches);
     let environment = Environment::inherited();
     let mut checks = checks(matches, &environment);
-    let mut worth = None;
+    let mut verdict = None;
     if let Some(name) = command.first() {
-        let (of_command, answer) = target::checks(name, &command, environment.get(b"PATH"));
-        checks.extend(of_command);
-        worth = answer;
+        let (command_checks, command_verdict) = target::checks(name, &command, environment.get(b"PATH"));
+        checks.extend(command_checks);
+        verdict = command_verdict;
     }
-    let report = report::Report { checks, worth, command };
-    let text = if matches.get_flag(line::JSON) {
+    let report = report::Report { checks, verdict, command };
+    let text = if matches.get_flag(args::JSON) {
         format!("{:#}\n", report.to_json())
     } else {
         report.to_table(report::wants_colour())
@@ -112,7 +109,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
 }
 
 fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
-    let access = permission::Access::find(inherited_device(environment));
+    let access = permission::Access::try_both(inherited_device(environment));
     let features = kernel::features(&access);
     let mut checks = kernel::checks();
     checks.extend(permission::checks(&access));
@@ -121,7 +118,7 @@ fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
     checks.push(options(environment));
     checks.push(lanes::check(environment));
     checks.extend(net::checks());
-    let log = matches.get_one::<OsString>(line::LOG).map(OsString::as_os_str);
+    let log = matches.get_one::<OsString>(args::LOG).map(OsString::as_os_str);
     checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
@@ -129,24 +126,22 @@ fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
     checks
 }
 
-/// The descriptor that an outer `uncopy run` left, as `run` would read it.
+/// Returns the descriptor that an outer `uncopy run` left, as `run` would parse it.
 fn inherited_device(environment: &Environment) -> Option<RawFd> {
     std::str::from_utf8(environment.get(settings::UFFD_FD.as_bytes())?).ok()?.parse().ok()
 }
 
-/// The `UNCOPY_` variables, judged as `run` judges them.
+/// Checks the `UNCOPY_` variables as `run` does.
 fn options(environment: &Environment) -> Check {
     const NAME: &str = "UNCOPY_ variables";
     let mut copy = Environment::from_entries(environment.entries());
-    match settings::settle(&mut copy, &[], std::process::id()) {
-        Err(illegal) => {
-            Check::missing(NAME, illegal.to_string()).mended_by(format!("unset {}", illegal.name))
-        }
+    match settings::resolve(&mut copy, &[], std::process::id()) {
+        Err(illegal) => Check::missing(NAME, illegal.to_string()).with_fix(format!("unset {}", illegal.name)),
         Ok(settings) => match settings.warning {
             Some(warning) => Check::warning(NAME, warning),
             None if settings.off => {
                 Check::missing(NAME, "UNCOPY_OFF is set: run will load uncopy and elide nothing")
-                    .mended_by("unset UNCOPY_OFF")
+                    .with_fix("unset UNCOPY_OFF")
             }
             None => Check::ok(NAME, "legal"),
         },

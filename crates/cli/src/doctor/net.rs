@@ -1,4 +1,5 @@
-//! What `uncopy net` needs: a TUN device or AF_XDP. And what devices of services of this user are set to.
+//! Checks what `uncopy net` needs, a TUN device or AF_XDP, and the configuration of the devices of
+//! this user's services.
 
 use super::Check;
 use crate::net;
@@ -6,18 +7,18 @@ use crate::output::Reason;
 use std::io;
 use uncopy_link::device::{self, QUEUE_PACKETS, Seen};
 
-/// The headers of IPv4 and TCP with timestamps, and whole pages.
+/// MTU for one page of payload after the headers of IPv4 and TCP with timestamps.
 const USUAL_MTU_BYTES: usize = 4148;
 const HEADER_BYTES: usize = 52;
 const PAGE_BYTES: usize = uncopy_core::addr::PAGE_BYTES;
 
-/// The checks: one each of TUN and AF_XDP, and one of each TUN device that a service has here.
+/// Returns a check each of TUN and AF_XDP, and one of each TUN device of a service.
 pub fn checks() -> Vec<Check> {
     let tun = tun(net::link::why_no_tun().as_ref());
     let xdp = xdp(net::link::why_no_xdp().as_ref());
     let devices = net::services().into_iter().filter_map(|name| {
         let seen = device::look(&name).ok().filter(|seen| seen.is_tun)?;
-        Some(of_device(&name, seen))
+        Some(check_device(&name, seen))
     });
     [tun, xdp].into_iter().chain(devices).collect()
 }
@@ -27,10 +28,10 @@ fn tun(why_not: Option<&io::Error>) -> Check {
     let Some(error) = why_not else { return Check::ok(NAME, "TUN devices can be made") };
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
-            Check::warning(NAME, "there is no /dev/net/tun").mended_by("modprobe tun")
+            Check::warning(NAME, "there is no /dev/net/tun").with_fix("modprobe tun")
         }
         Some(libc::EPERM | libc::EACCES) => Check::warning(NAME, "making a TUN device takes CAP_NET_ADMIN")
-            .mended_by("sudo uncopy net --tun utun0 --address 10.77.0.2/24"),
+            .with_fix("sudo uncopy net --tun utun0 --address 10.77.0.2/24"),
         _ => Check::warning(NAME, format!("/dev/net/tun: {}", Reason(error))),
     }
 }
@@ -43,27 +44,27 @@ fn xdp(why_not: Option<&io::Error>) -> Check {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
             Check::warning(NAME, "AF_XDP takes CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF")
-                .mended_by("sudo uncopy net --xdp IFACE --address ADDRESS/BITS")
+                .with_fix("sudo uncopy net --xdp IFACE --address ADDRESS/BITS")
         }
-        // Nothing mends a kernel or a build; a TUN device does the same.
+        // Nothing fixes a kernel or build without AF_XDP; a TUN device serves the same purpose.
         _ => Check::warning(NAME, format!("no AF_XDP here: {}", Reason(error)))
-            .mended_by("uncopy net --tun utun0 --address 10.77.0.2/24"),
+            .with_fix("uncopy net --tun utun0 --address 10.77.0.2/24"),
     }
 }
 
-fn of_device(name: &str, seen: Seen) -> Check {
+fn check_device(name: &str, seen: Seen) -> Check {
     const NAME: &str = "net device";
     let Seen { mtu_bytes, queue_packets, .. } = seen;
     let found = format!("{name}: MTU {mtu_bytes} bytes, queue of {queue_packets} packets");
     if i64::try_from(queue_packets).is_ok_and(|packets| packets < QUEUE_PACKETS.into()) {
         let found = format!("{found}: a sender's window does not fit, so it finds losses");
         return Check::warning(NAME, found)
-            .mended_by(format!("ip link set {name} txqueuelen {QUEUE_PACKETS}"));
+            .with_fix(format!("ip link set {name} txqueuelen {QUEUE_PACKETS}"));
     }
     if mtu_bytes < HEADER_BYTES || !(mtu_bytes - HEADER_BYTES).is_multiple_of(PAGE_BYTES) {
         let found = format!("{found}: payload is not whole pages, so more of it is copied");
         return Check::warning(NAME, found)
-            .mended_by(format!("end the service, then: uncopy net --tun {name} --mtu {USUAL_MTU_BYTES} …"));
+            .with_fix(format!("end the service, then: uncopy net --tun {name} --mtu {USUAL_MTU_BYTES} …"));
     }
     Check::ok(NAME, found)
 }
@@ -76,22 +77,22 @@ mod tests {
     #[test]
     fn a_device_has_whole_pages_and_a_long_queue() {
         let of =
-            |mtu_bytes, queue_packets| of_device("utun0", Seen { mtu_bytes, queue_packets, is_tun: true });
+            |mtu_bytes, queue_packets| check_device("utun0", Seen { mtu_bytes, queue_packets, is_tun: true });
         assert_eq!(of(4148, 5000).state, State::Ok);
         assert_eq!(of(8244, 9000).state, State::Ok);
         let short = of(4148, 1000);
         assert_eq!(short.state, State::Warning);
-        assert_eq!(short.mend.as_deref(), Some("ip link set utun0 txqueuelen 5000"));
+        assert_eq!(short.fix.as_deref(), Some("ip link set utun0 txqueuelen 5000"));
         for mtu_bytes in [20, 1500, 65_520] {
             let odd = of(mtu_bytes, 5000);
             assert_eq!(odd.state, State::Warning);
-            assert!(odd.mend.is_some_and(|mend| mend.contains("--mtu 4148")));
+            assert!(odd.fix.is_some_and(|fix| fix.contains("--mtu 4148")));
         }
     }
 
     #[test]
     fn what_is_impossible_is_a_warning_with_what_to_type() {
-        let of = |check: Check| (check.state, check.mend.unwrap_or_default());
+        let of = |check: Check| (check.state, check.fix.unwrap_or_default());
         let error = |number| Some(io::Error::from_raw_os_error(number));
         assert_eq!(of(tun(None)), (State::Ok, String::new()));
         assert_eq!(of(xdp(None)), (State::Ok, String::new()));

@@ -1,5 +1,5 @@
-//! Who may use userfaultfd here: through the system call, through `/dev/userfaultfd`, and what
-//! decides about either.
+//! Checks whether this user may use userfaultfd, by the system call or by `/dev/userfaultfd`, and
+//! what decides about each.
 
 use super::{Check, State};
 use crate::os::{self, uffd};
@@ -13,19 +13,19 @@ use std::os::unix::fs::MetadataExt as _;
 const CAP_SYS_PTRACE: u32 = 19;
 const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
-/// For kernels without the device.
+/// Command for kernels without the device.
 const ALLOW_EVERYBODY: &str = "sudo sysctl vm.unprivileged_userfaultfd=1";
-/// What the package does (60-uncopy.rules, uncopy.conf): it stays when the machine starts again.
+/// Command that does what the package does (60-uncopy.rules, uncopy.conf), and survives reboots.
 const MAKE_GROUP: &str = "sudo groupadd --system uncopy && \
     echo 'KERNEL==\"userfaultfd\", GROUP=\"uncopy\", MODE=\"0660\"' | sudo tee /etc/udev/rules.d/60-uncopy.rules && \
     sudo udevadm control --reload && sudo udevadm trigger --name-match=userfaultfd && \
     sudo usermod -aG uncopy $(id -un)  # and log in again";
 
-/// The group of users that may open the device.
+/// State of the group that may open the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Group {
     Missing,
-    /// There is one, and the device is not its.
+    /// The group exists, but does not have the device.
     WithoutDevice,
     WithDevice,
 }
@@ -33,35 +33,35 @@ enum Group {
 impl Group {
     fn find() -> Self {
         let Some(group) = os::group_id(c"uncopy") else { return Self::Missing };
-        let is_its = fs::metadata(probe::DEVICE)
+        let owns_device = fs::metadata(probe::DEVICE)
             .is_ok_and(|device| device.gid() == group && device.mode() & 0o060 == 0o060);
-        if is_its { Self::WithDevice } else { Self::WithoutDevice }
+        if owns_device { Self::WithDevice } else { Self::WithoutDevice }
     }
 }
 
-/// Both ways to a userfaultfd, tried.
+/// Results of opening a userfaultfd in both ways.
 pub struct Access {
     syscall: Result<(), io::Error>,
     device: Result<Device, io::Error>,
-    /// The system call in the mode that needs no privilege.
+    /// Result of the system call with UFFD_USER_MODE_ONLY, which needs no privilege.
     user_mode: Result<(), io::Error>,
 }
 
 impl Access {
-    /// Tries both ways.
-    pub fn find(inherited: Option<RawFd>) -> Self {
+    /// Tries both ways of opening.
+    pub fn try_both(inherited: Option<RawFd>) -> Self {
         Self {
-            syscall: uffd::by_syscall(false).map(drop),
+            syscall: uffd::open_by_syscall(false).map(drop),
             device: Device::open(inherited).and_then(|device| device.userfaultfd().map(|_| device)),
-            user_mode: uffd::by_syscall(true).map(drop),
+            user_mode: uffd::open_by_syscall(true).map(drop),
         }
     }
 
-    /// A userfaultfd by whichever way works.
+    /// Opens a userfaultfd by the device if that works, else by the system call.
     pub fn open(&self) -> Option<OwnedFd> {
         match &self.device {
             Ok(device) => device.userfaultfd().ok(),
-            Err(_) => uffd::by_syscall(false).ok(),
+            Err(_) => uffd::open_by_syscall(false).ok(),
         }
     }
 
@@ -69,13 +69,13 @@ impl Access {
         self.syscall.is_ok() || self.device.is_ok()
     }
 
-    /// The state of a way that does not work.
-    const fn refused(&self) -> State {
+    /// Returns the state of a check whose way of opening failed.
+    const fn failure_state(&self) -> State {
         if self.is_granted() { State::Warning } else { State::Missing }
     }
 }
 
-/// What `/proc/self/status` says about this process.
+/// Fields of `/proc/self/status` that affect permissions.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Status {
     seccomp: u32,
@@ -93,7 +93,7 @@ impl Status {
     }
 }
 
-/// Checks of every permission, in the order in which one would mend them.
+/// Returns the checks of permissions, in the order in which to fix them.
 pub fn checks(access: &Access) -> Vec<Check> {
     let status = Status::parse(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     let sysctl = fs::read_to_string(SYSCTL).ok().map(|text| text.trim().to_string());
@@ -107,7 +107,7 @@ pub fn checks(access: &Access) -> Vec<Check> {
     ]
 }
 
-/// The error's usual name, which is what documentation is searched for.
+/// Returns the symbolic name of an error, under which documentation lists it.
 fn error_name(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => "EPERM".to_string(),
@@ -124,14 +124,14 @@ fn syscall(access: &Access, status: &Status, misc: &str) -> Check {
     let other =
         if access.device.is_ok() { format!("; {} works instead", probe::DEVICE) } else { String::new() };
     let found = format!("refused ({}){other}", error_name(error));
-    let check = Check::new(NAME, access.refused(), found);
-    // A device can be given to a group; the setting is for the whole machine.
+    let check = Check::new(NAME, access.failure_state(), found);
+    // A device can be given to one group; the sysctl applies to the whole machine.
     let has_device = access.device.as_ref().err().is_some_and(is_denial) || device_minor(misc).is_some();
     if access.is_granted() || access.user_mode.is_err() || status.can_trace || !is_denial(error) || has_device
     {
         return check;
     }
-    check.mended_by(ALLOW_EVERYBODY)
+    check.with_fix(ALLOW_EVERYBODY)
 }
 
 fn device(access: &Access, misc: &str, group: Group) -> Check {
@@ -146,9 +146,9 @@ fn device(access: &Access, misc: &str, group: Group) -> Check {
         ),
         Err(_) => format!("does not open ({})", error_name(error)),
     };
-    let check = Check::new(NAME, access.refused(), found);
+    let check = Check::new(NAME, access.failure_state(), found);
     if is_denial(error) {
-        return check.mended_by(match group {
+        return check.with_fix(match group {
             Group::Missing => MAKE_GROUP,
             Group::WithoutDevice => {
                 "sudo udevadm control --reload && sudo udevadm trigger --name-match=userfaultfd"
@@ -157,12 +157,12 @@ fn device(access: &Access, misc: &str, group: Group) -> Check {
         });
     }
     match device_minor(misc) {
-        Some(minor) => check.mended_by(format!("sudo mknod -m 600 /dev/userfaultfd c 10 {minor}")),
+        Some(minor) => check.with_fix(format!("sudo mknod -m 600 /dev/userfaultfd c 10 {minor}")),
         None => check,
     }
 }
 
-/// The device's number, where the kernel has the driver and only the file is missing.
+/// Returns the device's minor number if the kernel has the driver.
 fn device_minor(misc: &str) -> Option<u32> {
     misc.lines().find_map(|line| line.trim().strip_suffix(" userfaultfd")?.trim().parse().ok())
 }
@@ -208,8 +208,8 @@ fn seccomp(access: &Access, status: &Status) -> Check {
         }
         Err(error) => {
             let found = format!("{kind} refuses userfaultfd ({})", error_name(error));
-            Check::new(NAME, access.refused(), found)
-                .mended_by("docker run --cap-add SYS_PTRACE --device /dev/userfaultfd …  # in a container")
+            Check::new(NAME, access.failure_state(), found)
+                .with_fix("docker run --cap-add SYS_PTRACE --device /dev/userfaultfd …  # in a container")
         }
     }
 }
@@ -239,32 +239,32 @@ mod tests {
         let closed = syscall(&neither, &Status::default(), "");
         assert_eq!(closed.state, State::Missing);
         assert_eq!(device(&neither, "", Group::Missing).state, State::Missing);
-        let by_syscall = Access { syscall: Ok(()), device: failed(libc::ENOENT), user_mode: Ok(()) };
-        assert_eq!(syscall(&by_syscall, &Status::default(), "").state, State::Ok);
-        assert_eq!(device(&by_syscall, "", Group::Missing).state, State::Warning);
+        let open_by_syscall = Access { syscall: Ok(()), device: failed(libc::ENOENT), user_mode: Ok(()) };
+        assert_eq!(syscall(&open_by_syscall, &Status::default(), "").state, State::Ok);
+        assert_eq!(device(&open_by_syscall, "", Group::Missing).state, State::Warning);
     }
 
     #[test]
     fn a_group_is_let_in_where_there_is_a_device_and_everybody_only_where_there_is_none() {
-        let mend = |check: Check| check.mend;
+        let fix = |check: Check| check.fix;
         let denied_device = denied(Ok(()));
-        assert_eq!(mend(syscall(&denied_device, &Status::default(), "")), None);
+        assert_eq!(fix(syscall(&denied_device, &Status::default(), "")), None);
         for (group, words) in [
             (Group::Missing, "groupadd --system uncopy"),
             (Group::WithoutDevice, "udevadm trigger"),
             (Group::WithDevice, "usermod -aG uncopy"),
         ] {
-            let command = mend(device(&denied_device, "", group)).expect("a command");
+            let command = fix(device(&denied_device, "", group)).expect("a command");
             assert!(command.contains(words) && !command.contains("sysctl"), "{command}");
         }
-        // The rule that doctor writes is the one that is installed.
+        // The rule that doctor prints is the installed one.
         let rule = include_str!("../../systemd/60-uncopy.rules").lines().find(|line| !line.starts_with('#'));
         assert!(MAKE_GROUP.contains(rule.expect("a rule")), "{MAKE_GROUP}");
 
         let old_kernel =
             Access { syscall: failed(libc::EPERM), device: failed(libc::ENOENT), user_mode: Ok(()) };
-        assert_eq!(mend(syscall(&old_kernel, &Status::default(), "")).as_deref(), Some(ALLOW_EVERYBODY));
-        assert_eq!(mend(syscall(&old_kernel, &Status::default(), "257 userfaultfd\n")), None);
+        assert_eq!(fix(syscall(&old_kernel, &Status::default(), "")).as_deref(), Some(ALLOW_EVERYBODY));
+        assert_eq!(fix(syscall(&old_kernel, &Status::default(), "257 userfaultfd\n")), None);
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
         let check = seccomp(&denied(failed(libc::EPERM)), &filtered);
         assert_eq!(check.state, State::Missing);
         assert!(check.found.contains("a filter refuses"), "{}", check.found);
-        assert_eq!(syscall(&denied(failed(libc::EPERM)), &filtered, "").mend, None, "sysctl would not help");
+        assert_eq!(syscall(&denied(failed(libc::EPERM)), &filtered, "").fix, None, "sysctl would not help");
     }
 
     #[test]
@@ -282,7 +282,7 @@ mod tests {
         let missing =
             Access { syscall: failed(libc::EPERM), device: failed(libc::ENOENT), user_mode: Ok(()) };
         let check = device(&missing, "130 watchdog\n257 userfaultfd\n", Group::Missing);
-        assert_eq!(check.mend.as_deref(), Some("sudo mknod -m 600 /dev/userfaultfd c 10 257"));
-        assert_eq!(device(&missing, "", Group::Missing).mend, None);
+        assert_eq!(check.fix.as_deref(), Some("sudo mknod -m 600 /dev/userfaultfd c 10 257"));
+        assert_eq!(device(&missing, "", Group::Missing).fix, None);
     }
 }

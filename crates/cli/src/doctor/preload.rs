@@ -1,29 +1,29 @@
-//! Whether `libuncopy.so` is there and the loader takes it.
+//! Checks that `libuncopy.so` exists and that the loader accepts it.
 
 use super::Check;
 use crate::library;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Finds the library and lets the loader load it, without running any of its code.
+/// Finds the library and has the loader load it, without running any of its code.
 pub fn check() -> Check {
     const NAME: &str = "libuncopy.so";
     let path = match library::locate() {
         Ok(path) => path,
-        Err(why) => return Check::missing(NAME, why).mended_by("make build"),
+        Err(why) => return Check::missing(NAME, why).with_fix("make build"),
     };
     match loading_problem(&path) {
         None => Check::ok(NAME, path.display().to_string()),
         Some(problem) => {
-            Check::missing(NAME, format!("{}: {problem}", path.display())).mended_by("make build")
+            Check::missing(NAME, format!("{}: {problem}", path.display())).with_fix("make build")
         }
     }
 }
 
-/// What the loader says against the library, if anything.
+/// Returns the loader's complaint about the library, if any.
 ///
-/// The loader only lists what it would load and resolves every symbol, which is what `ldd -r` asks
-/// of it (`man 8 ld.so`): neither this command nor the library runs.
+/// The loader only lists what it would load and resolves every symbol, as for `ldd -r` (ld.so(8)).
+/// Neither this command nor the library runs.
 fn loading_problem(library: &Path) -> Option<String> {
     let listing = Command::new("/proc/self/exe")
         .arg("--version")

@@ -1,6 +1,6 @@
-//! The report as a table for people and as JSON for programs.
+//! Report as a table for people and as JSON for programs.
 
-use super::worth::Worth;
+use super::worth::Verdict;
 use super::{Check, State};
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
@@ -9,17 +9,17 @@ use std::io::IsTerminal as _;
 
 const HEADINGS: [&str; 3] = ["check", "state", "found"];
 
-/// Everything that was found.
+/// Checks and verdict of one `uncopy doctor`.
 pub struct Report {
-    /// The checks, in the order in which they are shown.
+    /// Checks, in the order of the table.
     pub checks: Vec<Check>,
-    /// Whether it is worth trying for CMD, if that can be told.
-    pub worth: Option<Worth>,
-    /// CMD and its arguments; empty if none were given.
+    /// Whether uncopy is worth trying for CMD, if known.
+    pub verdict: Option<Verdict>,
+    /// CMD and its arguments; empty if none was given.
     pub command: Vec<OsString>,
 }
 
-/// Whether standard output shows colours and nobody asked for none.
+/// Whether standard output is a terminal with colours and the user has not disabled them.
 pub fn wants_colour() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     std::io::stdout().is_terminal()
@@ -27,7 +27,7 @@ pub fn wants_colour() -> bool {
         && std::env::var_os("TERM").is_some_and(|terminal| terminal != "dumb")
 }
 
-/// A word as one would type it to a shell.
+/// Quotes a word for the shell if necessary.
 pub fn shell_word(word: &OsStr) -> String {
     let text = word.to_string_lossy();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./=:,+@%".contains(&byte);
@@ -38,7 +38,7 @@ pub fn shell_word(word: &OsStr) -> String {
     }
 }
 
-/// Keeps what was found on one line and its control characters off the terminal.
+/// Escapes control characters, which would break the line or control the terminal.
 fn on_one_line(text: &str) -> String {
     text.chars()
         .flat_map(|character| {
@@ -59,15 +59,15 @@ impl Report {
         self.checks.iter().find(|check| check.state == State::Missing)
     }
 
-    /// The answer whether it is worth trying, unless something is missing that can be mended first.
-    fn answer(&self) -> Option<&Worth> {
-        self.worth.as_ref().filter(|worth| self.is_active() || !worth.is_worth)
+    /// Returns the verdict on CMD, unless it is positive and something missing must be fixed first.
+    fn trial_verdict(&self) -> Option<&Verdict> {
+        self.verdict.as_ref().filter(|verdict| self.is_active() || !verdict.is_worth_trying)
     }
 
-    /// One sentence.
-    fn verdict(&self) -> String {
-        if let Some(worth) = self.answer() {
-            return format!("{}: {}", worth.name(), worth.why);
+    /// Returns the verdict as one sentence.
+    fn verdict_text(&self) -> String {
+        if let Some(verdict) = self.trial_verdict() {
+            return format!("{}: {}", verdict.name(), verdict.why);
         }
         let program = self.command.first().map_or(String::new(), |name| format!(" for {}", shell_word(name)));
         match self.first_missing() {
@@ -81,25 +81,25 @@ impl Report {
         }
     }
 
-    /// What to type next.
+    /// Returns the command to type next.
     fn next(&self) -> String {
-        if let Some(worth) = self.answer() {
-            return worth.next.clone();
+        if let Some(verdict) = self.trial_verdict() {
+            return verdict.next.clone();
         }
         let words: Vec<String> = self.command.iter().map(|word| shell_word(word)).collect();
         let command = if words.is_empty() { "CMD".to_string() } else { words.join(" ") };
         if self.is_active() {
             return format!("uncopy run -- {command}");
         }
-        let mends = self.checks.iter().filter(|check| check.state == State::Missing);
-        match mends.filter_map(|check| check.mend.clone()).next() {
-            Some(mend) => mend,
+        let fixes = self.checks.iter().filter(|check| check.state == State::Missing);
+        match fixes.filter_map(|check| check.fix.clone()).next() {
+            Some(fix) => fix,
             None if words.is_empty() => "uncopy run --help".to_string(),
             None => command,
         }
     }
 
-    /// The table, with the verdict as its last line.
+    /// Returns the table, whose last line is the verdict.
     pub fn to_table(&self, colour: bool) -> String {
         let width = |of: &dyn Fn(&Check) -> usize, heading: &str| {
             self.checks.iter().map(of).chain([heading.len()]).max().unwrap_or(0)
@@ -113,20 +113,20 @@ impl Report {
             // Writing to a String cannot fail.
             let _ =
                 writeln!(table, "{:names$}  {on}{:states$}{off}  {found}", check.name, check.state.name());
-            if let Some(mend) = &check.mend {
-                let _ = writeln!(table, "{:names$}  {:states$}  mend: {}", "", "", on_one_line(mend));
+            if let Some(fix) = &check.fix {
+                let _ = writeln!(table, "{:names$}  {:states$}  mend: {}", "", "", on_one_line(fix));
             }
         }
         let _ = writeln!(
             table,
             "\nverdict: {}; next: {}",
-            on_one_line(&self.verdict()),
+            on_one_line(&self.verdict_text()),
             on_one_line(&self.next())
         );
         table
     }
 
-    /// One object: `checks`, `active`, `worth`, `verdict`, `next`.
+    /// Returns one JSON object.
     pub fn to_json(&self) -> Value {
         let checks: Vec<Value> = self
             .checks
@@ -136,7 +136,7 @@ impl Report {
                     "check": check.name,
                     "state": check.state.name(),
                     "found": check.found,
-                    "mend": check.mend,
+                    "mend": check.fix,
                 })
             })
             .collect();
@@ -144,8 +144,8 @@ impl Report {
             "schema": uncopy_core::schema::DOCTOR,
             "checks": checks,
             "active": self.is_active(),
-            "worth": self.worth.as_ref().map(Worth::name),
-            "verdict": self.verdict(),
+            "worth": self.verdict.as_ref().map(Verdict::name),
+            "verdict": self.verdict_text(),
             "next": self.next(),
         })
     }
@@ -165,7 +165,7 @@ mod tests {
 
     fn report(states: &[State], command: &[&str]) -> Report {
         let checks = states.iter().map(|state| Check::new("kernel", *state, "what was\nfound")).collect();
-        Report { checks, worth: None, command: command.iter().map(OsString::from).collect() }
+        Report { checks, verdict: None, command: command.iter().map(OsString::from).collect() }
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
             )
         );
         let mut subject = report(&[State::Missing], &[]);
-        subject.checks[0].mend = Some("sudo true".to_string());
+        subject.checks[0].fix = Some("sudo true".to_string());
         assert_eq!(
             last(&subject).as_deref(),
             Some("verdict: uncopy run will be inactive: kernel: what was\\nfound; next: sudo true")
@@ -194,15 +194,17 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_mended_before_anything_is_tried() {
-        let worth = |is_worth| Some(Worth { is_worth, why: "so".into(), next: "uncopy profile -- x".into() });
-        for (state, is_worth, start, word) in [
+        let verdict = |is_worth_trying| {
+            Some(Verdict { is_worth_trying, why: "so".into(), next: "uncopy profile -- x".into() })
+        };
+        for (state, is_worth_trying, start, word) in [
             (State::Ok, true, "worth trying: so", "worth trying"),
             (State::Ok, false, "probably not: so", "probably not"),
             (State::Missing, true, "uncopy run will be inactive for x", "worth trying"),
             (State::Missing, false, "probably not: so", "probably not"),
         ] {
-            let report = Report { worth: worth(is_worth), ..report(&[state], &["x"]) };
-            assert!(report.verdict().starts_with(start), "{}", report.verdict());
+            let report = Report { verdict: verdict(is_worth_trying), ..report(&[state], &["x"]) };
+            assert!(report.verdict_text().starts_with(start), "{}", report.verdict_text());
             assert_eq!(report.to_json()["worth"], word);
         }
     }
@@ -210,7 +212,7 @@ mod tests {
     #[test]
     fn each_check_is_one_line_and_its_mend_another() {
         let mut subject = report(&[State::Warning], &[]);
-        subject.checks[0].mend = Some("sudo true".to_string());
+        subject.checks[0].fix = Some("sudo true".to_string());
         let table = subject.to_table(false);
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines[1], "kernel  warning  what was\\nfound");

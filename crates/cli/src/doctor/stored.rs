@@ -1,9 +1,9 @@
-//! What a profile says that was made of the program before, where `uncopy profile` puts it by default.
+//! Evaluates an earlier profile of the program, from the default path of `uncopy profile`.
 
 use super::Check;
-use super::worth::Worth;
+use super::worth::Verdict;
 use crate::output::Quoted;
-use crate::profile::out::{Unreadable, default_name, read_profile};
+use crate::profile::out::{ReadError, default_name, read_profile};
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -11,18 +11,18 @@ use std::path::Path;
 use uncopy_profile::verdict::{self, verdict};
 use uncopy_profile::words::percent;
 
-/// The check, and what it says of the question if it answers it; nothing if there is no profile.
-pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Option<Worth>)> {
+/// Returns the check of the profile, and its verdict if it has one. `None` if no profile exists.
+pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Option<Verdict>)> {
     const NAME: &str = "profile";
     let out = default_name(name);
     let quoted = super::report::shell_word(&out);
-    // A pipe is not waited for.
+    // O_NONBLOCK: opening a FIFO must not wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&out);
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
         Err(error) => {
-            return Some((Check::warning(NAME, format!("{} {}", Quoted(&out), Unreadable::Io(error))), None));
+            return Some((Check::warning(NAME, format!("{} {}", Quoted(&out), ReadError::Io(error))), None));
         }
     };
     let written = file.metadata().and_then(|found| found.modified());
@@ -38,21 +38,21 @@ pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Opti
         let check = Check::warning(NAME, format!("{told}; but the program is newer than it"));
         return Some((check, None));
     }
-    let worth = match found.worth {
+    let implied = match found.worth {
         verdict::Worth::Unknown => None,
-        verdict::Worth::Saves => Some(Worth {
-            is_worth: true,
+        verdict::Worth::Saves => Some(Verdict {
+            is_worth_trying: true,
             why: format!(
                 "its profile says that it saves {} of its CPU time",
                 percent(1.0 - verdict::cpu_ratio(&profile).0)
             ),
             next: format!("uncopy run -- {command}"),
         }),
-        verdict::Worth::Little => Some(Worth {
-            is_worth: false,
+        verdict::Worth::Little => Some(Verdict {
+            is_worth_trying: false,
             why: "its profile says that it makes little difference".to_owned(),
             next: format!("uncopy report {quoted}"),
         }),
     };
-    Some((Check::ok(NAME, told), worth))
+    Some((Check::ok(NAME, told), implied))
 }

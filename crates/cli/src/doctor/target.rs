@@ -1,8 +1,8 @@
-//! What CMD is: whether it can be reached, and whether that is worth it.
+//! Checks whether a library can be preloaded into CMD, and whether uncopy is worth trying for it.
 
 use super::contents::Contents;
 use super::report::shell_word;
-use super::worth::Worth;
+use super::worth::Verdict;
 use super::{Check, stored};
 use crate::elf::{Image, Kind};
 use crate::output::Quoted;
@@ -11,11 +11,11 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-/// How many times `env` may start another script.
-const ENV_LIMIT: usize = 4;
+/// Maximum number of times that `env` is followed to the program it starts.
+const MAX_ENV_STEPS: usize = 4;
 
-/// Checks of CMD, and whether it is worth trying, if that can be told.
-pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> (Vec<Check>, Option<Worth>) {
+/// Returns the checks of CMD, and the verdict if there is one.
+pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> (Vec<Check>, Option<Verdict>) {
     const NAME: &str = "command";
     let path = match program::find(name, search) {
         Ok(path) => path,
@@ -29,30 +29,30 @@ pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> (Vec
     let words: Vec<String> = command.iter().map(|word| shell_word(word)).collect();
     let words = words.join(" ");
     if reach.state == super::State::Missing {
-        let next = reach.mend.clone().unwrap_or(words);
-        let worth = Worth { is_worth: false, why: reach.found.clone(), next };
-        return (vec![reach], Some(worth));
+        let next = reach.fix.clone().unwrap_or(words);
+        let verdict = Verdict { is_worth_trying: false, why: reach.found.clone(), next };
+        return (vec![reach], Some(verdict));
     }
     let is_ok = reach.state == super::State::Ok;
     let mut checks = vec![reach];
-    let mut worth = None;
+    let mut verdict = None;
     if is_ok && let Some(file) = &last.file {
         let image = Image::read(file);
-        let (more, findings) = Contents::of(&image, &last.path).checks();
+        let (more, findings) = Contents::inspect(&image, &last.path).checks();
         checks.extend(more);
-        worth = Some(Worth::of(findings, &shell_word(name), &words));
+        verdict = Some(Verdict::from_findings(findings, &shell_word(name), &words));
     }
-    if let Some((check, answer)) = stored::check(name, &path, &words) {
+    if let Some((check, profile_verdict)) = stored::check(name, &path, &words) {
         checks.push(check);
-        worth = answer.or(worth);
+        verdict = profile_verdict.or(verdict);
     }
-    (checks, worth)
+    (checks, verdict)
 }
 
-/// CMD, its interpreter, and where that is `env`, what `env` starts.
+/// Returns the steps of CMD and its interpreter, and where that is `env`, of the program it starts.
 fn every_step(path: &Path, command: &[OsString], search: Option<&[u8]>) -> Vec<Step> {
-    let mut steps = program::follow(path);
-    for round in 0..ENV_LIMIT {
+    let mut steps = program::interpreter_chain(path);
+    for round in 0..MAX_ENV_STEPS {
         let last = steps.len() - 1;
         if steps[last].path.file_name() != Some("env".as_ref()) {
             break;
@@ -68,12 +68,12 @@ fn every_step(path: &Path, command: &[OsString], search: Option<&[u8]>) -> Vec<S
         let Some(next) = started_by_env(&arguments).and_then(|name| program::find(name, search).ok()) else {
             break;
         };
-        steps.extend(program::follow(&next));
+        steps.extend(program::interpreter_chain(&next));
     }
     steps
 }
 
-/// The program that `env ARGUMENTS` starts.
+/// Returns the program that `env ARGUMENTS` starts.
 fn started_by_env(arguments: &[OsString]) -> Option<&OsStr> {
     arguments.iter().map(OsString::as_os_str).find(|argument| {
         let bytes = argument.as_bytes();
@@ -82,18 +82,18 @@ fn started_by_env(arguments: &[OsString]) -> Option<&OsStr> {
 }
 
 fn reach(name: &'static str, steps: &[Step], chain: &str) -> Check {
-    // Any of them can be what the kernel refuses the library to, or what starts the next one.
+    // An obstacle at any step keeps the library out, since each step starts the next one.
     for step in steps {
         let Some(obstacle) = step.obstacle() else { continue };
-        let go = step.file.as_ref().is_some_and(|file| Image::read(file).is_go());
+        let is_go = step.file.as_ref().is_some_and(|file| Image::read(file).is_go());
         let found = if steps.len() == 1 {
             format!("{chain} {obstacle}")
         } else {
             format!("{chain}: {} {obstacle}", Quoted(step.path.as_os_str()))
         };
-        let check = Check::missing(name, if go { format!("{found} (a Go program)") } else { found });
-        return match mend(&obstacle, &step.path, go) {
-            Some(command) => check.mended_by(command),
+        let check = Check::missing(name, if is_go { format!("{found} (a Go program)") } else { found });
+        return match fix_for(&obstacle, &step.path, is_go) {
+            Some(command) => check.with_fix(command),
             None => check,
         };
     }
@@ -106,12 +106,12 @@ fn reach(name: &'static str, steps: &[Step], chain: &str) -> Check {
     }
 }
 
-/// What to do about an obstacle, where that is one thing for everybody.
-fn mend(obstacle: &Obstacle, path: &Path, go: bool) -> Option<String> {
+/// Returns the fix for an obstacle, if one applies to everybody.
+fn fix_for(obstacle: &Obstacle, path: &Path, is_go: bool) -> Option<String> {
     let quoted = shell_word(path.as_os_str());
     match obstacle {
         Obstacle::Capabilities => Some(format!("sudo uncopy run -- {quoted}")),
-        Obstacle::Static if !go => Some("use a build of it that was linked without -static".to_string()),
+        Obstacle::Static if !is_go => Some("use a build of it that was linked without -static".to_string()),
         Obstacle::Bits32 => Some("use a 64-bit build of it".to_string()),
         Obstacle::OtherLoader(_) => Some("use a build of it that was linked with glibc".to_string()),
         Obstacle::Sanitizer(_) => Some("use a build of it without -fsanitize".to_string()),
@@ -148,10 +148,10 @@ mod tests {
     #[test]
     fn unknown_programs_are_missing_and_shells_are_reached() {
         use super::super::State;
-        let (checks, worth) = super::checks("no-such-program-anywhere".as_ref(), &[], None);
-        assert_eq!((checks.len(), checks[0].state, worth), (1, State::Missing, None));
-        let (checks, worth) = super::checks("sh".as_ref(), &["sh".into()], None);
-        assert_eq!(worth.map(|worth| worth.next).as_deref(), Some("uncopy profile -- sh"));
+        let (checks, verdict) = super::checks("no-such-program-anywhere".as_ref(), &[], None);
+        assert_eq!((checks.len(), checks[0].state, verdict), (1, State::Missing, None));
+        let (checks, verdict) = super::checks("sh".as_ref(), &["sh".into()], None);
+        assert_eq!(verdict.map(|verdict| verdict.next).as_deref(), Some("uncopy profile -- sh"));
         assert_eq!(checks[0].state, State::Ok, "{}", checks[0].found);
         assert!(checks.iter().any(|check| check.name == "allocator" && check.found.starts_with("glibc")));
     }

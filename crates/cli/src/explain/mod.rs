@@ -1,8 +1,8 @@
-//! `uncopy run --explain`: what each call site of a program saved and cost, in words, when it has ended.
+//! `uncopy run --explain`: reports what each call site of a program saved and cost.
 //!
-//! The command makes a ledger, a file in memory, and passes its name to the library, which enters what each
-//! site does. CMD is a child process here; the signals that the command gets are passed on to it, and the
-//! command ends as it ended. The account of a process that a signal ended is there like any other.
+//! The command creates a ledger, a file in memory, and passes its name to the library, which enters
+//! the call sites. CMD is a child process here: the command forwards signals to it, and ends as CMD
+//! ended. The ledger also keeps the accounts of processes that a signal ended.
 
 mod report;
 pub mod sites;
@@ -10,7 +10,7 @@ pub mod words;
 
 use crate::atomic_write;
 use crate::os;
-use crate::os::child::{self, Ending, Watch};
+use crate::os::child::{self, BlockedSignals, Ending};
 use crate::output::{self, Quoted, Reason};
 use report::Report;
 use std::ffi::{OsStr, OsString};
@@ -21,57 +21,61 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC, SLOTS_OFFSET, WHY_PLAIN_LEN_OFFSET};
 
-/// A run that is to be explained.
+/// Run of a program under `--explain`.
 pub struct Explanation {
     ledger: File,
-    /// Name of the ledger for the programs of the run.
+    /// Path of the ledger for the programs of the run.
     path: String,
-    watch: Watch,
+    signals: BlockedSignals,
 }
 
 impl Explanation {
-    /// Makes a ledger, and keeps signals back from here on.
+    /// Creates a ledger, and blocks signals from here on.
     pub fn begin() -> io::Result<Self> {
         let ledger = os::memory_file(c"uncopy-ledger", LEDGER_BYTES)?;
         ledger.write_all_at(&MAGIC, 0)?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), ledger.as_raw_fd());
-        Ok(Self { ledger, path, watch: Watch::begin() })
+        Ok(Self { ledger, path, signals: BlockedSignals::begin() })
     }
 
-    /// Name of the ledger, for the environment.
+    /// Returns the ledger's path, for the environment.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Notes why the program is started without the library.
-    pub fn say_why_plain(&self, why: &str) {
+    /// Records why the program is started without the library.
+    pub fn record_inactive(&self, why: &str) {
         let why = &why.as_bytes()[..why.len().min(SLOTS_OFFSET - WHY_PLAIN_LEN_OFFSET - 8)];
         let text = [&(why.len() as u64).to_ne_bytes(), why].concat();
-        // Without it the report only knows that no process has entered anything.
+        // Without the reason, the report only states that no process entered anything.
         let _ = self.ledger.write_all_at(&text, WHY_PLAIN_LEN_OFFSET as u64);
     }
 
     /// Runs `section` in a child process and waits for its end.
-    pub fn watch(&self, section: impl FnOnce() -> u8) -> io::Result<Ending> {
-        self.watch.run(section)
+    pub fn run_child(&self, section: impl FnOnce() -> u8) -> io::Result<Ending> {
+        self.signals.fork_and_wait(section)
     }
 
-    /// Writes the report to `file`, and ends as the program ended.
+    /// Writes the report to `file`, then ends as the program ended.
     pub fn finish(&self, file: &OsStr, command: &[OsString], ending: io::Result<Ending>) -> u8 {
         let ending = match ending {
             Ok(ending) => ending,
             Err(error) => {
-                output::complain(format_args!("cannot start a process: {}", Reason(&error)));
+                output::print_message(format_args!("cannot start a process: {}", Reason(&error)));
                 return output::EXIT_NOT_EXECUTABLE;
             }
         };
         if let Err(error) = self.report(file, command, ending)
             && error.kind() != io::ErrorKind::BrokenPipe
         {
-            output::complain(format_args!("cannot write --explain {}: {}", Quoted(file), Reason(&error)));
+            output::print_message(format_args!(
+                "cannot write --explain {}: {}",
+                Quoted(file),
+                Reason(&error)
+            ));
         }
-        self.watch.end();
-        child::end_like(ending)
+        self.signals.end();
+        child::exit_as(ending)
     }
 
     fn report(&self, file: &OsStr, command: &[OsString], ending: Ending) -> io::Result<()> {

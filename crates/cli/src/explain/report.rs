@@ -1,4 +1,4 @@
-//! The report of `--explain` as a table for people and as JSON for programs.
+//! Report of `--explain` as a table for people and as JSON for programs.
 
 use super::sites::{Site, sites};
 use super::words;
@@ -16,51 +16,50 @@ use uncopy_profile::words::{bytes, duration, one_line};
 
 const HEADINGS: [&str; 10] =
     ["kind", "size", "calls", "bytes", "elided", "copied", "saved", "spent", "state", "site and reason"];
-/// Fields that only make sense together with others, or that the report shows in another form.
+/// Fields that the report combines with others or shows in another form.
 const NOT_SHOWN: [Field; 3] = [Field::What, Field::Caller, Field::Shared];
 
-/// What one process did.
-struct Account {
+/// Report on one process.
+struct ProcessReport {
     pid: u32,
     name: String,
-    /// How it ended, and what that means for its account.
+    /// Way the process ended, and whether its account is therefore complete.
     ending: String,
     reason: Option<String>,
     costs: Option<Costs>,
     streams: Streams,
     trials: Standings,
-    /// The ones that mattered most first.
+    /// Sites, those with the largest effect first.
     sites: Vec<Site>,
 }
 
-impl Account {
-    /// Whether the sites' estimates, taken together, have the opposite sign of what trials have measured.
+impl ProcessReport {
+    /// Whether the sum of the sites' estimates has the opposite sign of what trials measured.
     fn has_wrong_estimates(&self) -> bool {
         let sum = |field| self.sites.iter().map(|site| i128::from(site.entry.get(field))).sum::<i128>();
         self.trials.contradicting(sum(Field::SavedNs) - sum(Field::SpentNs)).is_some()
     }
 }
 
-/// The whole report.
 pub struct Report {
     command: String,
     ending: String,
     why_plain: Option<String>,
-    processes: Vec<Account>,
+    processes: Vec<ProcessReport>,
     without_room: u64,
 }
 
 impl Report {
-    /// Names the sites and puts them in order.
+    /// Resolves the names of sites and sorts them.
     pub fn new(ledger: &Ledger, command: &[OsString], ending: Ending) -> Self {
-        let mut processes: Vec<Account> = Vec::new();
+        let mut processes: Vec<ProcessReport> = Vec::new();
         let mut symbols = Symbols::new();
         for (index, process) in ledger.processes.iter().enumerate() {
             let is_replaced = ledger.processes[index + 1..].iter().any(|later| later.pid == process.pid);
-            processes.push(Account {
+            processes.push(ProcessReport {
                 pid: process.pid,
                 name: process.name.clone(),
-                ending: ending_of(process, is_replaced),
+                ending: describe_ending(process, is_replaced),
                 reason: process.reason.clone(),
                 costs: process.costs,
                 streams: process.streams,
@@ -81,7 +80,7 @@ impl Report {
         }
     }
 
-    /// What there is to know beside the sites.
+    /// Returns notes on the run as a whole.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if let Some(why) = &self.why_plain {
@@ -100,7 +99,7 @@ impl Report {
         notes
     }
 
-    /// The table.
+    /// Returns the report as a table.
     pub fn to_table(&self) -> String {
         let mut table = format!("{}: {}\n", one_line(&self.command), self.ending);
         for note in self.notes() {
@@ -140,7 +139,7 @@ impl Report {
         table
     }
 
-    /// One object: `command`, `ending`, `notes`, `processes`.
+    /// Returns the report as one JSON object.
     pub fn to_json(&self) -> Value {
         let processes: Vec<Value> = self
             .processes
@@ -173,8 +172,8 @@ fn streams(streams: &Streams) -> Map<String, Value> {
     Outcome::ALL.iter().map(|outcome| (outcome.name().to_owned(), json!(streams.get(*outcome)))).collect()
 }
 
-/// How a process ended, as far as the ledger tells.
-fn ending_of(process: &Process, is_replaced: bool) -> String {
+/// Describes how a process ended, as far as the ledger shows.
+fn describe_ending(process: &Process, is_replaced: bool) -> String {
     if process.is_ended {
         return "ended; the account is complete".to_owned();
     }
@@ -211,8 +210,8 @@ impl Site {
         object.insert("kind".to_owned(), json!(self.entry.kind.name()));
         object.insert("size".to_owned(), json!(words::sizes(self.entry.size_class)));
         object.insert("module".to_owned(), json!(self.module));
-        object.insert("function".to_owned(), json!(self.place.function));
-        object.insert("line".to_owned(), json!(self.place.file_and_line()));
+        object.insert("function".to_owned(), json!(self.location.function));
+        object.insert("line".to_owned(), json!(self.location.file_and_line()));
         object.insert("address".to_owned(), json!(format!("{:#x}", self.entry.get(Field::Caller))));
         for field in Field::ALL.iter().filter(|field| !NOT_SHOWN.contains(field)) {
             let value = match field {
@@ -227,7 +226,7 @@ impl Site {
     }
 }
 
-/// Two lines for each site: the figures and its name, then the reason.
+/// Appends two lines for each site: the figures with its name, then the reason.
 fn rows(table: &mut String, sites: &[Site]) {
     let cells: Vec<_> = sites.iter().map(Site::cells).collect();
     let width = |column: usize| {
@@ -235,7 +234,7 @@ fn rows(table: &mut String, sites: &[Site]) {
         widths.chain([HEADINGS[column].len()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..HEADINGS.len() - 1).map(width).collect();
-    // Words to the left, numbers to the right.
+    // Text is left-aligned, numbers are right-aligned.
     let line = |table: &mut String, row: &[&str], last: &str| {
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let _ = match column {
@@ -289,11 +288,11 @@ mod tests {
             modules: Vec::new(),
             entries: Vec::new(),
         };
-        assert!(ending_of(&process, false).starts_with("ended by a signal"));
-        assert!(ending_of(&process, true).starts_with("executed another"));
+        assert!(describe_ending(&process, false).starts_with("ended by a signal"));
+        assert!(describe_ending(&process, true).starts_with("executed another"));
         process.pid = std::process::id();
-        assert!(ending_of(&process, false).starts_with("still running"));
+        assert!(describe_ending(&process, false).starts_with("still running"));
         process.is_ended = true;
-        assert!(ending_of(&process, true).starts_with("ended;"));
+        assert!(describe_ending(&process, true).starts_with("ended;"));
     }
 }

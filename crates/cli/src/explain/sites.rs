@@ -1,21 +1,21 @@
-//! Call sites of a process, named.
+//! Names of a process's call sites.
 
 use crate::library;
 use std::collections::BTreeMap;
 use uncopy_core::ledger::{Entry, Field, Process};
 use uncopy_profile::symbols::{Place, Symbols};
 
-/// One site, named.
+/// Call site with its name.
 pub struct Site {
-    /// What it did.
+    /// Figures of the site.
     pub entry: Entry,
-    /// The file that its code is in.
+    /// File that contains the code.
     pub module: Option<String>,
-    /// Where in that.
-    pub place: Place,
+    /// Location of the code in that file.
+    pub location: Place,
 }
 
-/// The sites of a process, named, the ones that mattered most first.
+/// Returns the sites of a process with their names, those with the largest effect first.
 pub fn sites(process: &Process, symbols: &mut Symbols) -> Vec<Site> {
     let mut by_module: BTreeMap<Option<usize>, Vec<&Entry>> = BTreeMap::new();
     for entry in &process.entries {
@@ -25,15 +25,15 @@ pub fn sites(process: &Process, symbols: &mut Symbols) -> Vec<Site> {
     for (module, entries) in by_module {
         let path = module.and_then(|module| process.modules.get(module)).map(|module| module.path.as_slice());
         let offsets: Vec<u64> = entries.iter().map(|entry| entry.get(Field::FileOffset)).collect();
-        let places = match path {
+        let locations = match path {
             Some(path) => offsets.iter().map(|offset| symbols.at_file_offset(path, *offset)).collect(),
             None => vec![Place::default(); offsets.len()],
         };
         let module = path.map(|path| String::from_utf8_lossy(path).into_owned());
-        sites.extend(entries.into_iter().zip(places).map(|(entry, place)| Site {
+        sites.extend(entries.into_iter().zip(locations).map(|(entry, location)| Site {
             entry: entry.clone(),
             module: module.clone(),
-            place,
+            location,
         }));
     }
     let weight = |site: &Site| {
@@ -45,7 +45,7 @@ pub fn sites(process: &Process, symbols: &mut Symbols) -> Vec<Site> {
 }
 
 impl Site {
-    /// `function (file:line) in module`, as far as it is known.
+    /// Returns `function (file:line) in module`, as far as known.
     pub fn name(&self) -> String {
         let Some(module) = &self.module else {
             return format!("code at {:#x}", self.entry.get(Field::Caller));
@@ -54,8 +54,8 @@ impl Site {
         if file == library::FILE_NAME {
             return "callers of calloc, realloc and their like, which are not told apart".to_owned();
         }
-        let function = self.place.function.as_deref().unwrap_or("?");
-        match self.place.file_and_line() {
+        let function = self.location.function.as_deref().unwrap_or("?");
+        match self.location.file_and_line() {
             Some(line) => format!("{function} ({line}) in {file}"),
             None => format!("{function} in {file}+{:#x}", self.entry.get(Field::FileOffset)),
         }

@@ -1,11 +1,11 @@
-//! What an entry of the ledger means, in words.
+//! Describes entries of the ledger in words.
 
 use std::fmt::Write as _;
 use uncopy_core::ledger::{Entry, Field};
 use uncopy_core::policy::Kind;
 use uncopy_profile::words::bytes;
 
-/// The sizes of a class: `64K-128K`.
+/// Returns the sizes of a class, such as `64K-128K`.
 pub fn sizes(size_class: u32) -> String {
     let power = |exponent: u32| bytes(1u64.checked_shl(exponent).unwrap_or(u64::MAX));
     match size_class {
@@ -14,12 +14,12 @@ pub fn sizes(size_class: u32) -> String {
     }
 }
 
-/// `1 call`, `2 calls`.
+/// Formats a number with its noun: `1 call`, `2 calls`.
 fn count(number: u64, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// What the policy does with the site, in a word or two.
+/// Returns the policy's state for the site, in a word or two.
 pub fn state(entry: &Entry) -> &'static str {
     let elided = entry.get(Field::Elided);
     if entry.kind == Kind::Allocation {
@@ -33,7 +33,7 @@ pub fn state(entry: &Entry) -> &'static str {
     }
 }
 
-/// Why, as a sentence without a full stop.
+/// Returns the reasons for the state, as a sentence without a full stop.
 pub fn reason(entry: &Entry) -> String {
     if entry.kind == Kind::Allocation {
         return allocation(entry);
@@ -41,14 +41,14 @@ pub fn reason(entry: &Entry) -> String {
     let get = |field| entry.get(field);
     let mut parts = Vec::new();
     if get(Field::Elided) > 0 {
-        parts.push(verdict(entry));
+        parts.push(describe_balance(entry));
     }
     let (head, tail) = (get(Field::LearnedHead), get(Field::LearnedTail));
     if head | tail != 0 {
         parts.push(learned(head, tail));
     }
     let refusals = [
-        (Field::Plain, plain(entry.kind)),
+        (Field::Plain, plain_reason(entry.kind)),
         (Field::Small, "too little of it could be elided to pay for the tracking"),
         (Field::Withheld, "left out because it does not pay, or to see whether it does"),
         (Field::Off, "switched off, because it cost more than it saved"),
@@ -75,15 +75,15 @@ pub fn reason(entry: &Entry) -> String {
     parts.join("; ")
 }
 
-const fn plain(kind: Kind) -> &'static str {
+const fn plain_reason(kind: Kind) -> &'static str {
     match kind {
         Kind::Copy => "its bytes are the program's own, not a view of something received",
         Kind::Input | Kind::Allocation => "nothing to elide",
     }
 }
 
-/// What the calls that elided came to.
-fn verdict(entry: &Entry) -> String {
+/// Describes the balance of the calls that elided.
+fn describe_balance(entry: &Entry) -> String {
     let (saved, spent) = (entry.get(Field::SavedNs), entry.get(Field::SpentNs));
     let (elided, faults) = (entry.get(Field::Elided), entry.get(Field::Faults));
     let mut text = match (saved > spent, entry.kind) {

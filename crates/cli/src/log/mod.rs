@@ -1,9 +1,9 @@
-//! `uncopy log`: what the logs of `run --log` hold, and putting that into files after a crash.
+//! `uncopy log`: shows the logs of `run --log`, and recovers them after a crash.
 
-pub mod keeping;
+pub mod keeper;
 mod waiting;
 
-use crate::line;
+use crate::args;
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
@@ -22,35 +22,35 @@ use uncopy_sys::errno::Errno;
 /// Runs the command line `log …`.
 pub fn main(matches: &ArgMatches) -> u8 {
     let Some((name, matches)) = matches.subcommand() else { return EXIT_USAGE };
-    let place = PathBuf::from(matches.get_one::<OsString>(line::DIRECTORY).cloned().unwrap_or_default());
+    let path = PathBuf::from(matches.get_one::<OsString>(args::DIRECTORY).cloned().unwrap_or_default());
     match name {
-        "keep" => keeping::keep(&place, matches),
-        "sync" => sync(&place),
-        "wait" => waiting::wait(&place, matches),
-        _ => match places::logs(&place) {
+        "keep" => keeper::run(&path, matches),
+        "sync" => sync(&path),
+        "wait" => waiting::wait(&path, matches),
+        _ => match places::logs(&path) {
             Err(error) => {
-                output::complain(format_args!(
+                output::print_message(format_args!(
                     "{} cannot be read: {}",
-                    Quoted(place.as_os_str()),
+                    Quoted(path.as_os_str()),
                     Reason(&error)
                 ));
                 EXIT_FAILURE
             }
             Ok(logs) => match name {
-                "ls" => list(&logs, matches.get_flag(line::JSON)),
+                "ls" => list(&logs, matches.get_flag(args::JSON)),
                 "check" => check(&logs),
                 "recover" => {
-                    let search = matches.get_many::<OsString>(line::SEARCH).unwrap_or_default();
+                    let search = matches.get_many::<OsString>(args::SEARCH).unwrap_or_default();
                     let search = search.map(PathBuf::from).collect();
-                    let gives_up = matches.get_flag(line::GIVE_UP);
-                    let overwrites = matches.get_flag(line::OVERWRITE);
+                    let gives_up = matches.get_flag(args::GIVE_UP);
+                    let overwrites = matches.get_flag(args::OVERWRITE);
                     if recover(&logs, &Ways { search, overwrites, gives_up }, true) {
                         EXIT_OK
                     } else {
                         EXIT_FAILURE
                     }
                 }
-                _ => remove(&logs, matches.get_flag(line::GIVE_UP)),
+                _ => remove(&logs, matches.get_flag(args::GIVE_UP)),
             },
         },
     }
@@ -64,7 +64,7 @@ fn name_of(log: &Path) -> String {
     log.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn why(unreadable: Unreadable) -> String {
+fn unreadable_reason(unreadable: Unreadable) -> String {
     match unreadable {
         Unreadable::Device(errno) => Reason(&errno.into()).to_string(),
         Unreadable::No(NoLog::Foreign) => "it is no log".to_owned(),
@@ -80,7 +80,7 @@ fn why(unreadable: Unreadable) -> String {
     }
 }
 
-/// What a log is to somebody who wonders whether to worry.
+/// Returns the state of a log in a word or two.
 fn state(contents: &Contents) -> &'static str {
     match contents {
         _ if contents.is_in_use => "in use",
@@ -127,7 +127,7 @@ fn describe(path: &Path) -> (Value, String) {
             (object, rows)
         }
         Err(unreadable) => {
-            let why = why(unreadable);
+            let why = unreadable_reason(unreadable);
             (
                 json!({"log": name, "state": "unreadable", "reason": why}),
                 format!("{name}  unreadable: {why}\n"),
@@ -167,39 +167,40 @@ fn check(logs: &[PathBuf]) -> u8 {
             }
             Err(unreadable) => {
                 status = EXIT_FAILURE;
-                writeln!(text, "{name}: {}", why(unreadable))
+                writeln!(text, "{name}: {}", unreadable_reason(unreadable))
             }
         };
     }
     output::print(text.as_bytes(), status)
 }
 
-/// Recovers logs, and says so where there was something to do. Whether nothing is left of those that nobody uses.
-pub fn recover(logs: &[PathBuf], ways: &Ways, tells_all: bool) -> bool {
+/// Recovers logs and reports those that had anything to recover; with `is_verbose`, all. Returns
+/// whether nothing is left in logs that no process uses.
+pub fn recover(logs: &[PathBuf], ways: &Ways, is_verbose: bool) -> bool {
     let mut is_done = true;
     for log in logs {
         let name = name_of(log);
-        let outcome = places::recover(log, ways);
-        is_done &= matches!(&outcome, Ok(Outcome::InUse | Outcome::Empty))
-            || matches!(&outcome, Ok(Outcome::Recovered(recovered)) if recovered.unsure.is_empty() || ways.gives_up);
-        match outcome {
-            Ok(Outcome::InUse) if tells_all => output::complain(format_args!("log {name} is in use")),
-            Ok(Outcome::Empty) if tells_all => output::complain(format_args!("log {name} is empty")),
+        let result = places::recover(log, ways);
+        is_done &= matches!(&result, Ok(Outcome::InUse | Outcome::Empty))
+            || matches!(&result, Ok(Outcome::Recovered(recovered)) if recovered.unsure.is_empty() || ways.gives_up);
+        match result {
+            Ok(Outcome::InUse) if is_verbose => output::print_message(format_args!("log {name} is in use")),
+            Ok(Outcome::Empty) if is_verbose => output::print_message(format_args!("log {name} is empty")),
             Ok(Outcome::InUse | Outcome::Empty) => {}
-            Ok(Outcome::Recovered(recovered)) => tell(&name, &recovered, ways),
-            Ok(Outcome::Damaged) => output::complain(format_args!(
+            Ok(Outcome::Recovered(recovered)) => print_recovered(&name, &recovered, ways),
+            Ok(Outcome::Damaged) => output::print_message(format_args!(
                 "log {name} is damaged: records that had survived are not whole; it stays as it is, see 'uncopy log check'"
             )),
-            Ok(Outcome::OtherMachine) => output::complain(format_args!(
+            Ok(Outcome::OtherMachine) => output::print_message(format_args!(
                 "log {name} was made on another machine; it stays as it is: 'uncopy log recover --give-up' if its files came along"
             )),
             Ok(Outcome::Unreadable(unreadable)) => {
-                output::complain(format_args!(
+                output::print_message(format_args!(
                     "log {name} cannot be read: {}; it stays as it is",
-                    why(unreadable)
+                    unreadable_reason(unreadable)
                 ));
             }
-            Err(errno) => output::complain(format_args!(
+            Err(errno) => output::print_message(format_args!(
                 "log {name} was not recovered: {}; it stays as it is, and can be recovered again",
                 Reason(&errno.into())
             )),
@@ -208,17 +209,17 @@ pub fn recover(logs: &[PathBuf], ways: &Ways, tells_all: bool) -> bool {
     is_done
 }
 
-fn tell(name: &str, recovered: &Recovered, ways: &Ways) {
+fn print_recovered(name: &str, recovered: &Recovered, ways: &Ways) {
     let Recovered { records, bytes, files, gone_records, unsure } = recovered;
-    output::complain(format_args!(
+    output::print_message(format_args!(
         "log {name} is recovered: {records} records, {bytes} bytes, in {files} files; {gone_records} records were not needed"
     ));
     for file in unsure {
         let path = Quoted(path_of(file));
         if ways.gives_up {
-            output::complain(format_args!("log {name}: what it had for {path} is given up"));
+            output::print_message(format_args!("log {name}: what it had for {path} is given up"));
         } else {
-            output::complain(format_args!(
+            output::print_message(format_args!(
                 "log {name}: {path} is not there, or was written to since; the log keeps what it has: 'uncopy log recover \
                  --search DIR' if it was moved, '--overwrite' if what the log has counts, '--give-up' if it is not needed"
             ));
@@ -233,36 +234,35 @@ fn remove(logs: &[PathBuf], gives_up: bool) -> u8 {
             status = EXIT_FAILURE;
             let name = name_of(log);
             match errno.0 {
-                libc::EAGAIN => output::complain(format_args!("log {name} is in use")),
-                libc::ENOTEMPTY => output::complain(format_args!(
+                libc::EAGAIN => output::print_message(format_args!("log {name} is in use")),
+                libc::ENOTEMPTY => output::print_message(format_args!(
                     "log {name} has bytes that are not in their files: 'uncopy log recover' first, or '--give-up'"
                 )),
-                _ => output::complain(format_args!("log {name}: {}", Reason(&errno.into()))),
+                _ => output::print_message(format_args!("log {name}: {}", Reason(&errno.into()))),
             }
         }
     }
     status
 }
 
-/// Waits until files are the file system's: opening one does.
-fn sync(place: &Path) -> u8 {
-    let files: Vec<PathBuf> = if place.is_dir() {
-        let logs = places::logs(place).unwrap_or_default();
+/// Waits until the file system has the files' bytes. Opening a file waits until its keeper has
+/// synced it.
+fn sync(path: &Path) -> u8 {
+    let files: Vec<PathBuf> = if path.is_dir() {
+        let logs = places::logs(path).unwrap_or_default();
         let in_use =
             logs.iter().filter_map(|log| places::look(log).ok()).filter(|contents| contents.is_in_use);
         in_use.flat_map(|contents| contents.survey.files).map(|file| PathBuf::from(path_of(&file))).collect()
     } else {
-        vec![place.to_owned()]
+        vec![path.to_owned()]
     };
     let mut status = EXIT_OK;
     for file in files {
         let synced = os::open_regular(&file).and_then(|file| file.sync_all());
         match synced {
-            Err(error)
-                if error.kind() != io::ErrorKind::NotFound || place.as_os_str() == file.as_os_str() =>
-            {
+            Err(error) if error.kind() != io::ErrorKind::NotFound || path.as_os_str() == file.as_os_str() => {
                 status = EXIT_FAILURE;
-                output::complain(format_args!("{}: {}", Quoted(file.as_os_str()), Reason(&error)));
+                output::print_message(format_args!("{}: {}", Quoted(file.as_os_str()), Reason(&error)));
             }
             _ => {}
         }

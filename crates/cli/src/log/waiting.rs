@@ -1,6 +1,6 @@
-//! `uncopy log wait`: until the logs of a directory, and the files that take part in them, are nobody's any more.
+//! `uncopy log wait`: waits until no process uses the logs of a directory, or files in them.
 
-use crate::line;
+use crate::args;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
 use clap::ArgMatches;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uncopy_store::places;
 
-/// How often it is looked.
-const STEP: Duration = Duration::from_millis(20);
-/// After how long it is said what is waited for.
-const SILENCE: Duration = Duration::from_secs(1);
+/// Interval between looks at the logs.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Delay before a message about the wait.
+const NOTICE_DELAY: Duration = Duration::from_secs(1);
 
-/// Waits until nobody has a log in this directory.
+/// Waits until no process uses a log in this directory.
 pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
-    let timeout = matches.get_one::<u64>(line::TIMEOUT).map(|seconds| Duration::from_secs(*seconds));
-    let begun = Instant::now();
-    let mut is_said = false;
+    let timeout = matches.get_one::<u64>(args::TIMEOUT).map(|seconds| Duration::from_secs(*seconds));
+    let start = Instant::now();
+    let mut has_notified = false;
     let name = Quoted(directory.as_os_str());
     loop {
         let logs = match places::logs(directory) {
             Ok(logs) => logs,
             Err(error) => {
-                output::complain(format_args!("{name} cannot be read: {}", Reason(&error)));
+                output::print_message(format_args!("{name} cannot be read: {}", Reason(&error)));
                 return EXIT_FAILURE;
             }
         };
@@ -31,15 +31,15 @@ pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
         if used.is_empty() && !places::is_being_made(directory).unwrap_or(false) {
             return EXIT_OK;
         }
-        let elapsed = begun.elapsed();
+        let elapsed = start.elapsed();
         if timeout.is_some_and(|timeout| elapsed >= timeout) {
-            output::complain(format_args!("logs in {name} are in use still; see 'uncopy log ls'"));
+            output::print_message(format_args!("logs in {name} are in use still; see 'uncopy log ls'"));
             return EXIT_FAILURE;
         }
-        if elapsed >= SILENCE && !is_said {
-            is_said = true;
-            output::complain(format_args!("waiting for logs in {name} that are in use"));
+        if elapsed >= NOTICE_DELAY && !has_notified {
+            has_notified = true;
+            output::print_message(format_args!("waiting for logs in {name} that are in use"));
         }
-        thread::sleep(STEP);
+        thread::sleep(POLL_INTERVAL);
     }
 }

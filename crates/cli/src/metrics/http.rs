@@ -1,7 +1,8 @@
-//! Answers HTTP: `GET /metrics`, one request for each connection.
+//! HTTP server for `GET /metrics`, one request for each connection.
 //!
-//! One thread serves all clients as each is ready, so that nobody waits for a slow one. Each has a deadline of its own, and their
-//! number is bounded: when there are more, the oldest is dropped.
+//! One thread serves all clients as they become ready, so that no client waits for a slow one. Each
+//! client has a deadline. The number of clients is bounded: a new one beyond the bound drops the
+//! oldest.
 
 use super::fail;
 use super::text::Format;
@@ -12,37 +13,36 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Clients at a time.
+/// Maximum number of clients at a time.
 const MAX_CLIENTS: usize = 64;
-/// Connections that are accepted before the clients have their turn.
+/// Maximum number of connections accepted before clients are served.
 const MAX_ACCEPTED: usize = 16;
-/// Longest request, bytes.
+/// Maximum length of a request, bytes.
 const MAX_REQUEST_BYTES: usize = 16 << 10;
-/// Header lines of a request.
+/// Maximum number of header lines.
 const MAX_HEADERS: usize = 64;
-/// What a client may take for its request, and for reading the answer.
-const LIMIT: Duration = Duration::from_secs(5);
-/// How long nobody is accepted where the system has no descriptors or no memory.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes that a client is read of at a time.
-const PART_BYTES: usize = 4096;
-/// Bytes behind a request that are thrown away in one turn.
-const MAX_DRAINED_BYTES: usize = 16 * PART_BYTES;
+/// Time limit for sending the request, and again for reading the response.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without accepting while the system lacks descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes read from a client at a time.
+const CHUNK_BYTES: usize = 4096;
+/// Maximum number of bytes after a request that are discarded at a time.
+const MAX_DRAINED_BYTES: usize = 16 * CHUNK_BYTES;
 
-/// What is answered.
-struct Answer {
+struct Response {
     status: &'static str,
     media_type: &'static str,
     body: String,
 }
 
-impl Answer {
-    fn refusal(status: &'static str) -> Self {
+impl Response {
+    fn error_response(status: &'static str) -> Self {
         Self { status, media_type: "text/plain; charset=utf-8", body: format!("{status}; see /metrics\n") }
     }
 
-    /// As it is sent; the head alone for HEAD.
-    fn bytes(self, is_head: bool) -> Vec<u8> {
+    /// Encodes the response; without the body for HEAD.
+    fn encode(self, is_head: bool) -> Vec<u8> {
         let Self { status, media_type, body } = self;
         let head = format!(
             "HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
@@ -62,10 +62,10 @@ pub fn serve(address: SocketAddr) -> u8 {
         Ok(bound) => bound,
         Err(error) => return fail(format_args!("cannot listen at {address}: {}", Reason(&error))),
     };
-    output::complain(format_args!("metrics at http://{address}/metrics"));
+    output::print_message(format_args!("metrics at http://{address}/metrics"));
     let mut server = Server { listener, clients: VecDeque::new(), paused_until: None };
     loop {
-        if let Err(error) = server.turn(&super::now) {
+        if let Err(error) = server.poll_once(&super::render) {
             return fail(format_args!("cannot serve: {}", Reason(&error)));
         }
     }
@@ -73,37 +73,37 @@ pub fn serve(address: SocketAddr) -> u8 {
 
 struct Server {
     listener: TcpListener,
-    /// In the order in which they came.
+    /// Clients in the order of arrival.
     clients: VecDeque<Client>,
-    /// Nobody is accepted before.
+    /// Time before which no connection is accepted.
     paused_until: Option<Instant>,
 }
 
 impl Server {
-    /// Waits until somebody is ready or a time is up, and serves whom that concerns.
-    fn turn(&mut self, metrics: &dyn Fn(Format) -> String) -> io::Result<()> {
-        let mut waited_for: Vec<PollFd<'_>> =
+    /// Waits until a socket is ready or a deadline passes, and serves the clients concerned.
+    fn poll_once(&mut self, metrics: &dyn Fn(Format) -> String) -> io::Result<()> {
+        let mut poll_fds: Vec<PollFd<'_>> =
             self.clients.iter().map(|client| PollFd::new(&client.connection, client.events())).collect();
         if self.paused_until.is_none() {
-            waited_for.push(PollFd::new(&self.listener, PollFlags::IN));
+            poll_fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         let times = self.clients.iter().map(|client| client.deadline).chain(self.paused_until);
         let left = times.min().map(|time| time.saturating_duration_since(Instant::now()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut waited_for, timeout.as_ref()) {
+        match poll(&mut poll_fds, timeout.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         }
-        let ready: Vec<bool> = waited_for.iter().map(|waited| !waited.revents().is_empty()).collect();
+        let ready: Vec<bool> = poll_fds.iter().map(|poll_fd| !poll_fd.revents().is_empty()).collect();
         let now = Instant::now();
         let mut index = 0;
         self.clients.retain_mut(|client| {
             let is_ready = ready[index];
             index += 1;
-            let is_late = client.deadline <= now;
-            // Who went away needs no answer.
-            !(is_ready || is_late) || client.proceed(is_late, metrics).unwrap_or(false)
+            let is_overdue = client.deadline <= now;
+            // A client that disconnected needs no response.
+            !(is_ready || is_overdue) || client.advance(is_overdue, metrics).unwrap_or(false)
         });
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
@@ -111,7 +111,7 @@ impl Server {
         if ready.get(index) == Some(&true) { self.accept() } else { Ok(()) }
     }
 
-    /// Accepts who waits, and drops the oldest where there would be too many.
+    /// Accepts waiting connections, dropping the oldest client for each beyond the maximum.
     fn accept(&mut self) -> io::Result<()> {
         for _ in 0..MAX_ACCEPTED {
             match self.listener.accept() {
@@ -123,15 +123,15 @@ impl Server {
                         self.clients.push_back(Client::new(connection));
                     }
                 }
-                Err(error) => match Refusal::of(&error) {
-                    Refusal::NobodyWaits => break,
-                    Refusal::OfOne => {}
-                    Refusal::NoDescriptor if self.clients.pop_front().is_some() => {}
-                    Refusal::NoDescriptor | Refusal::NoRoom => {
-                        self.paused_until = Some(Instant::now() + PAUSE);
+                Err(error) => match AcceptError::classify(&error) {
+                    AcceptError::NonePending => break,
+                    AcceptError::Connection => {}
+                    AcceptError::NoDescriptors if self.clients.pop_front().is_some() => {}
+                    AcceptError::NoDescriptors | AcceptError::NoResources => {
+                        self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                         break;
                     }
-                    Refusal::OfTheListener => return Err(error),
+                    AcceptError::Listener => return Err(error),
                 },
             }
         }
@@ -139,39 +139,40 @@ impl Server {
     }
 }
 
-/// What an error of accept(2) says.
+/// Class of an error of accept(2).
 #[derive(Debug, PartialEq, Eq)]
-enum Refusal {
-    NobodyWaits,
-    /// The one that waited is gone, or its network is: accept(2) says to go on.
-    OfOne,
-    /// This process has all that it may have.
-    NoDescriptor,
-    /// The system is short of something.
-    NoRoom,
-    /// The listening socket is of no use.
-    OfTheListener,
+enum AcceptError {
+    NonePending,
+    /// The waiting connection or its network is gone; accept(2) advises to retry.
+    Connection,
+    /// The process has reached its descriptor limit.
+    NoDescriptors,
+    /// The system lacks descriptors or memory.
+    NoResources,
+    /// The listening socket is unusable.
+    Listener,
 }
 
-impl Refusal {
-    fn of(error: &io::Error) -> Self {
+impl AcceptError {
+    fn classify(error: &io::Error) -> Self {
         match error.raw_os_error().unwrap_or(0) {
-            libc::EAGAIN => Self::NobodyWaits,
-            libc::EMFILE => Self::NoDescriptor,
-            libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => Self::NoRoom,
-            libc::EBADF | libc::EFAULT | libc::EINVAL | libc::ENOTSOCK => Self::OfTheListener,
-            _ => Self::OfOne,
+            libc::EAGAIN => Self::NonePending,
+            libc::EMFILE => Self::NoDescriptors,
+            libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => Self::NoResources,
+            libc::EBADF | libc::EFAULT | libc::EINVAL | libc::ENOTSOCK => Self::Listener,
+            _ => Self::Connection,
         }
     }
 }
 
-/// How far a client is.
+/// Phase of serving a client.
 enum Phase {
-    /// What it has sent of its request.
+    /// Bytes of the request so far.
     Reading(Vec<u8>),
-    /// The answer, and how much of it has been sent.
+    /// Response, and the number of bytes sent.
     Writing(Vec<u8>, usize),
-    /// It has its answer. What it still sends is read, because unread bytes would make the kernel throw the answer away.
+    /// The response has been sent. Further input is discarded, because unread bytes would make the
+    /// kernel discard the response.
     Draining,
 }
 
@@ -183,37 +184,37 @@ struct Client {
 
 impl Client {
     fn new(connection: TcpStream) -> Self {
-        Self { connection, deadline: Instant::now() + LIMIT, phase: Phase::Reading(Vec::new()) }
+        Self { connection, deadline: Instant::now() + CLIENT_TIMEOUT, phase: Phase::Reading(Vec::new()) }
     }
 
     fn events(&self) -> PollFlags {
         if matches!(self.phase, Phase::Writing(..)) { PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Does what can be done without waiting; whether there is more to do later.
-    fn proceed(&mut self, is_late: bool, metrics: &dyn Fn(Format) -> String) -> io::Result<bool> {
+    /// Does what is possible without blocking. Returns whether there is more to do later.
+    fn advance(&mut self, is_overdue: bool, metrics: &dyn Fn(Format) -> String) -> io::Result<bool> {
         if let Phase::Reading(request) = &mut self.phase {
-            let answer = loop {
-                let mut part = [0; PART_BYTES];
-                match received(self.connection.read(&mut part))? {
+            let response = loop {
+                let mut chunk = [0; CHUNK_BYTES];
+                match nonblocking(self.connection.read(&mut chunk))? {
                     Some(0) => return Ok(false),
-                    Some(len_bytes) => request.extend_from_slice(&part[..len_bytes]),
-                    None if is_late => break Answer::refusal("408 Request Timeout"),
+                    Some(len_bytes) => request.extend_from_slice(&chunk[..len_bytes]),
+                    None if is_overdue => break Response::error_response("408 Request Timeout"),
                     None => return Ok(true),
                 }
-                if let Some(answer) = answer(request, metrics) {
-                    break answer;
+                if let Some(response) = respond(request, metrics) {
+                    break response;
                 }
             };
             let is_head = request.starts_with(b"HEAD ");
-            self.phase = Phase::Writing(answer.bytes(is_head), 0);
-            self.deadline = Instant::now() + LIMIT;
-        } else if is_late {
+            self.phase = Phase::Writing(response.encode(is_head), 0);
+            self.deadline = Instant::now() + CLIENT_TIMEOUT;
+        } else if is_overdue {
             return Ok(false);
         }
         if let Phase::Writing(bytes, sent_bytes) = &mut self.phase {
             while *sent_bytes < bytes.len() {
-                match received(self.connection.write(&bytes[*sent_bytes..]))? {
+                match nonblocking(self.connection.write(&bytes[*sent_bytes..]))? {
                     Some(len_bytes) => *sent_bytes += len_bytes,
                     None => return Ok(true),
                 }
@@ -223,7 +224,7 @@ impl Client {
         }
         let mut drained_bytes = 0;
         while drained_bytes < MAX_DRAINED_BYTES {
-            match received(self.connection.read(&mut [0; PART_BYTES]))? {
+            match nonblocking(self.connection.read(&mut [0; CHUNK_BYTES]))? {
                 Some(0) => return Ok(false),
                 Some(len_bytes) => drained_bytes += len_bytes,
                 None => return Ok(true),
@@ -233,8 +234,8 @@ impl Client {
     }
 }
 
-/// What a call that waits for nothing gave; `None`: it would have waited.
-fn received(result: io::Result<usize>) -> io::Result<Option<usize>> {
+/// Maps a result that would have blocked to `None`.
+fn nonblocking(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(len_bytes) => Ok(Some(len_bytes)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -244,31 +245,31 @@ fn received(result: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// The answer to a request; `None`: there is more of it to come.
-fn answer(request: &[u8], metrics: &dyn Fn(Format) -> String) -> Option<Answer> {
+/// Returns the response to a request; `None` if the request is incomplete.
+fn respond(request: &[u8], metrics: &dyn Fn(Format) -> String) -> Option<Response> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut headers);
     match parsed.parse(request) {
         Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) if request.len() < MAX_REQUEST_BYTES => return None,
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-            return Some(Answer::refusal("431 Request Header Fields Too Large"));
+            return Some(Response::error_response("431 Request Header Fields Too Large"));
         }
-        Err(_) => return Some(Answer::refusal("400 Bad Request")),
+        Err(_) => return Some(Response::error_response("400 Bad Request")),
     }
     if !matches!(parsed.method, Some("GET" | "HEAD")) {
-        return Some(Answer::refusal("405 Method Not Allowed"));
+        return Some(Response::error_response("405 Method Not Allowed"));
     }
     let path = parsed.path.unwrap_or_default().split('?').next();
     if path != Some("/metrics") {
-        return Some(Answer::refusal("404 Not Found"));
+        return Some(Response::error_response("404 Not Found"));
     }
     let accepts = parsed.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("accept"));
-    let wants = accepts.flat_map(|header| std::str::from_utf8(header.value)).any(|value| {
+    let wants_openmetrics = accepts.flat_map(|header| std::str::from_utf8(header.value)).any(|value| {
         value.split(',').any(|kind| kind.trim_start().starts_with("application/openmetrics-text"))
     });
-    let format = if wants { Format::OpenMetrics } else { Format::Prometheus };
-    Some(Answer { status: "200 OK", media_type: format.media_type(), body: metrics(format) })
+    let format = if wants_openmetrics { Format::OpenMetrics } else { Format::Prometheus };
+    Some(Response { status: "200 OK", media_type: format.media_type(), body: metrics(format) })
 }
 
 #[cfg(test)]
@@ -276,14 +277,14 @@ mod tests {
     use super::*;
 
     fn status(request: &[u8]) -> Option<&'static str> {
-        answer(request, &|format| format.media_type().to_owned()).map(|answer| answer.status)
+        respond(request, &|format| format.media_type().to_owned()).map(|response| response.status)
     }
 
     #[test]
     fn what_is_asked_for_decides_the_format() {
         let asked = |accept: &str| {
             let request = format!("GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\naccept: {accept}\r\n\r\n");
-            answer(request.as_bytes(), &|format| format!("{format:?}")).expect("whole").body
+            respond(request.as_bytes(), &|format| format!("{format:?}")).expect("whole").body
         };
         assert_eq!(asked("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"), "OpenMetrics");
         assert_eq!(asked("text/plain, application/openmetrics-text"), "OpenMetrics");
@@ -310,33 +311,33 @@ mod tests {
 
     #[test]
     fn only_an_error_of_the_listening_socket_ends_the_service() {
-        let of = |number| Refusal::of(&io::Error::from_raw_os_error(number));
-        assert_eq!(of(libc::EAGAIN), Refusal::NobodyWaits);
+        let of = |number| AcceptError::classify(&io::Error::from_raw_os_error(number));
+        assert_eq!(of(libc::EAGAIN), AcceptError::NonePending);
         for number in
             [libc::ECONNABORTED, libc::ECONNRESET, libc::EINTR, libc::EPROTO, libc::EPERM, libc::ENETDOWN]
         {
-            assert_eq!(of(number), Refusal::OfOne, "{number}");
+            assert_eq!(of(number), AcceptError::Connection, "{number}");
         }
-        assert_eq!(of(libc::EMFILE), Refusal::NoDescriptor);
-        assert_eq!(of(libc::ENFILE), Refusal::NoRoom);
-        assert_eq!(of(libc::EBADF), Refusal::OfTheListener);
+        assert_eq!(of(libc::EMFILE), AcceptError::NoDescriptors);
+        assert_eq!(of(libc::ENFILE), AcceptError::NoResources);
+        assert_eq!(of(libc::EBADF), AcceptError::Listener);
     }
 
     #[test]
     fn a_client_that_is_late_is_told_and_then_dropped() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-        let mut far = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-        let (near, _) = listener.accept().expect("it connected");
-        near.set_nonblocking(true).expect("set");
+        let mut client_end = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (server_end, _) = listener.accept().expect("it connected");
+        server_end.set_nonblocking(true).expect("set");
         let metrics = |_| String::new();
-        let mut client = Client::new(near);
-        assert!(client.proceed(false, &metrics).expect("it waits"));
-        assert!(client.proceed(true, &metrics).expect("it is told"));
+        let mut client = Client::new(server_end);
+        assert!(client.advance(false, &metrics).expect("it waits"));
+        assert!(client.advance(true, &metrics).expect("it is told"));
         assert!(matches!(client.phase, Phase::Draining));
-        assert!(!client.proceed(true, &metrics).expect("it is over"));
+        assert!(!client.advance(true, &metrics).expect("it is over"));
         drop(client);
         let mut text = String::new();
-        far.read_to_string(&mut text).expect("told");
+        client_end.read_to_string(&mut text).expect("told");
         assert!(text.starts_with("HTTP/1.1 408 "), "{text}");
     }
 }

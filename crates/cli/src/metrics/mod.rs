@@ -1,12 +1,13 @@
-//! `uncopy metrics`: the counters for who collects them: over HTTP, or in a file that a collector of text files reads.
+//! `uncopy metrics`: exports the counters, over HTTP or in a file for a textfile collector.
 
 mod http;
-pub mod line;
+
+pub mod args;
 pub mod text;
 mod textfile;
 
 use crate::live::shared_memory;
-use crate::output::{self, EXIT_FAILURE, EXIT_USAGE, Illegal};
+use crate::output::{self, EXIT_FAILURE, EXIT_USAGE, InvalidValue};
 use crate::processes;
 use crate::sweep::sweep;
 use clap::ArgMatches;
@@ -14,39 +15,43 @@ use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use text::Format;
 
-/// Writes them once, or serves them until a signal ends it.
+/// Writes the counters once, or serves them until a signal ends the process.
 pub fn main(matches: &ArgMatches) -> u8 {
-    if let Some(file) = matches.get_one::<OsString>(line::TEXTFILE) {
-        return textfile::write(file, &now(Format::Prometheus));
+    if let Some(file) = matches.get_one::<OsString>(args::TEXTFILE) {
+        return textfile::write(file, &render(Format::Prometheus));
     }
-    let Some(word) = matches.get_one::<OsString>(line::LISTEN) else { return EXIT_USAGE };
+    let Some(word) = matches.get_one::<OsString>(args::LISTEN) else { return EXIT_USAGE };
     match address(word) {
         Ok(address) => http::serve(address),
         Err(message) => {
-            output::complain(message);
+            output::print_message(message);
             EXIT_USAGE
         }
     }
 }
 
-/// The counters of all processes that this user may look at.
-fn now(format: Format) -> String {
+/// Returns the counters of all processes that this user may inspect.
+fn render(format: Format) -> String {
     sweep(shared_memory());
-    text::of(&processes::look_at_all(), format)
+    text::render(&processes::read_all(), format)
 }
 
-/// A port alone is one of the loopback device.
-fn address(word: &OsStr) -> Result<SocketAddr, Illegal> {
+/// Parses `[ADDRESS:]PORT`. A port alone is on the loopback device.
+fn address(word: &OsStr) -> Result<SocketAddr, InvalidValue> {
     let text = word.to_str().unwrap_or_default();
     let port = text.parse().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
     port.or_else(|_| text.parse()).map_err(|_| {
-        Illegal::new("--listen", word, "PORT, of the loopback device, or ADDRESS:PORT, such as 10.0.0.1:9745")
+        InvalidValue::new(
+            "--listen",
+            word,
+            "PORT, of the loopback device, or ADDRESS:PORT, such as 10.0.0.1:9745",
+        )
     })
 }
 
-/// Says why nothing is served or written.
+/// Prints why nothing is served or written. Returns the exit status.
 fn fail(message: impl std::fmt::Display) -> u8 {
-    output::complain(message);
+    output::print_message(message);
     EXIT_FAILURE
 }
 

@@ -1,20 +1,19 @@
-//! Counters in the text formats of OpenMetrics 1.0 and of Prometheus (0.0.4), which textfile collectors read.
+//! Counters in the text formats of OpenMetrics 1.0 and of Prometheus (0.0.4), which textfile
+//! collectors read.
 
 use crate::processes::{Process, State};
 use std::fmt::Write as _;
 use uncopy_core::stats::Counter;
 
-/// What whoever asks can read.
+/// Text format of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// OpenMetrics 1.0.
     OpenMetrics,
-    /// Prometheus's text format 0.0.4.
     Prometheus,
 }
 
 impl Format {
-    /// Its name in HTTP.
+    /// Returns the format's media type for HTTP.
     pub const fn media_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -23,8 +22,8 @@ impl Format {
     }
 }
 
-/// The counters of `processes`, each with the labels `pid` and `command`.
-pub fn of(processes: &[Process], format: Format) -> String {
+/// Formats the counters of `processes`, each with the labels `pid` and `command`.
+pub fn render(processes: &[Process], format: Format) -> String {
     let labels: Vec<String> = processes
         .iter()
         .map(|process| format!("{{pid=\"{}\",command=\"{}\"}}", process.pid, Escaped(&process.name)))
@@ -32,7 +31,7 @@ pub fn of(processes: &[Process], format: Format) -> String {
     let mut text = String::new();
     let mut family = |name: &str, is_gauge: bool, help: &str, value: &dyn Fn(&Process) -> Option<f64>| {
         let (kind, suffix) = if is_gauge { ("gauge", "") } else { ("counter", "_total") };
-        // Prometheus's format has the suffix in the name.
+        // Prometheus's format declares the name with its suffix.
         let declared = if format == Format::OpenMetrics { "" } else { suffix };
         // Writing to a String cannot fail.
         let _ = writeln!(text, "# TYPE {name}{declared} {kind}");
@@ -66,7 +65,7 @@ pub fn of(processes: &[Process], format: Format) -> String {
     text
 }
 
-/// A label's value or a help text.
+/// Label value or help text, escaped.
 struct Escaped<'a>(&'a str);
 
 impl std::fmt::Display for Escaped<'_> {
@@ -96,7 +95,7 @@ mod tests {
         snapshot.values[Counter::Views as usize] = 3;
         let process = Process { pid: 7, user: 0, name: "a\"b\\".to_owned(), up_s: None, snapshot };
         let processes = [process];
-        let text = of(&processes, Format::OpenMetrics);
+        let text = render(&processes, Format::OpenMetrics);
         let labels = r#"{pid="7",command="a\"b\\"}"#;
         for line in [
             "# TYPE uncopy_elided_bytes counter".to_owned(),
@@ -110,7 +109,7 @@ mod tests {
         }
         assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
         assert!(text.lines().all(|line| line.is_ascii() && !line.is_empty()));
-        let text = of(&processes, Format::Prometheus);
+        let text = render(&processes, Format::Prometheus);
         for line in [
             "# TYPE uncopy_elided_bytes_total counter".to_owned(),
             format!("uncopy_elided_bytes_total{labels} 65536"),
@@ -131,7 +130,7 @@ mod tests {
             Standing { finding: Finding::Saves, is_on: true, pairs: 100, ratio: 0.5, radius: 0.1 },
         )]);
         let process = Process { pid: 7, user: 0, name: "a".to_owned(), up_s: None, snapshot };
-        let text = of(&[process], Format::OpenMetrics);
+        let text = render(&[process], Format::OpenMetrics);
         let panels = dashboard["panels"].as_array().expect("panels");
         let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
         let names = targets.flat_map(|target| {

@@ -1,4 +1,4 @@
-//! A file for a textfile collector, which must never see a part of it.
+//! Replaces a file for a textfile collector, which must never see a part of it.
 
 use super::fail;
 use crate::atomic_write;
@@ -6,10 +6,10 @@ use crate::output::{EXIT_OK, Quoted, Reason};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Collectors run as users of their own.
+/// Mode that lets collectors read the file, which run as users of their own.
 const MODE: u32 = 0o644;
 
-/// Puts `text` in the place of `file`.
+/// Replaces `file` by `text`. Returns the exit status.
 pub fn write(file: &OsStr, text: &str) -> u8 {
     match atomic_write::replace(Path::new(file), text.as_bytes(), MODE) {
         Ok(()) => EXIT_OK,

@@ -1,4 +1,4 @@
-//! The links of a service, and what is to be typed when one cannot be had.
+//! Network devices of a service, and advice where one cannot be opened.
 
 use crate::os;
 use crate::output::{Quoted, Reason};
@@ -13,7 +13,7 @@ use uncopy_link::tun::Tun;
 use uncopy_link::{Link, device};
 use uncopy_net::message::Prefix;
 
-/// Why this process can make no TUN devices. Makes none.
+/// Returns why this process cannot create TUN devices; `None` if it can. Creates none.
 pub fn why_no_tun() -> Option<io::Error> {
     if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
         return Some(error);
@@ -21,7 +21,7 @@ pub fn why_no_tun() -> Option<io::Error> {
     (!os::may_administer_network()).then(|| io::Error::from_raw_os_error(libc::EPERM))
 }
 
-fn why_not_tun(name: &str, error: &io::Error) -> String {
+fn tun_error(name: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOENT) => {
             "there is no /dev/net/tun: load the module (modprobe tun), or give the container the device"
@@ -37,61 +37,64 @@ fn why_not_tun(name: &str, error: &io::Error) -> String {
     }
 }
 
-/// Why this process can make no sockets of AF_XDP, and programs for them. Makes none that stay.
+/// Returns why this process cannot create AF_XDP sockets and their programs; `None` if it can.
+/// Leaves none behind.
 #[cfg(feature = "xdp")]
 pub fn why_no_xdp() -> Option<io::Error> {
     uncopy_link::xdp::probe().err().map(|failed| failed.error)
 }
 
-/// This build has none.
+/// Returns that this build has no AF_XDP.
 #[cfg(not(feature = "xdp"))]
 pub fn why_no_xdp() -> Option<io::Error> {
     Some(io::Error::new(io::ErrorKind::Unsupported, NO_XDP))
 }
 
-/// Makes a TUN device for these networks, where the kernel has these addresses with the bits of their prefixes.
-pub fn tun(
+/// Creates a TUN device for these networks. `kernel_addresses` are the kernel's addresses there, with the
+/// bits of their prefixes.
+pub fn open_tun(
     name: &str,
     mtu_bytes: usize,
     prefixes: &[Prefix],
-    kernels: &[(IpAddr, u8)],
+    kernel_addresses: &[(IpAddr, u8)],
     pcap: Option<&Path>,
 ) -> Result<Box<dyn Link>, String> {
     for prefix in prefixes {
-        if let Some((other, address, bits)) = nearer(name, prefix) {
+        if let Some((other, address, bits)) = conflicting_device(name, prefix) {
             return Err(format!(
                 "the kernel looks for {} at {other}, which has {address}/{bits}; give an --address in a network of its own",
                 prefix.own
             ));
         }
     }
-    let tun = Tun::open(name, mtu_bytes).map_err(|error| why_not_tun(name, &error))?;
-    device::set_up(name, mtu_bytes, kernels).map_err(|error| match error.raw_os_error() {
+    let tun = Tun::open(name, mtu_bytes).map_err(|error| tun_error(name, &error))?;
+    device::set_up(name, mtu_bytes, kernel_addresses).map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM) => {
             let mut ready =
                 format!("sudo ip link set {name} mtu {mtu_bytes} txqueuelen {} up", device::QUEUE_PACKETS);
-            for (address, bits) in kernels {
+            for (address, bits) in kernel_addresses {
                 let _ = write!(ready, "; sudo ip address replace {address}/{bits} dev {name}");
             }
             format!("{name} is not ready, and making it so takes CAP_NET_ADMIN; type: {ready}")
         }
         _ => format!("{name} cannot be set up: {}", Reason(&error)),
     })?;
-    captured(tun, pcap)
+    with_capture(tun, pcap)
 }
 
-/// Another device at which the kernel would look for the service's address: in a network that is not wider.
-fn nearer(name: &str, prefix: &Prefix) -> Option<(String, IpAddr, u8)> {
+/// Returns another device to which the kernel would route the service's address: one with a network
+/// that contains the address and is not wider.
+fn conflicting_device(name: &str, prefix: &Prefix) -> Option<(String, IpAddr, u8)> {
     let found = device::addresses().unwrap_or_default();
-    let is_nearer = |(other, address, bits): &(String, IpAddr, u8)| {
+    let conflicts = |(other, address, bits): &(String, IpAddr, u8)| {
         other != name && *bits >= prefix.bits && Prefix { own: *address, bits: *bits }.has(prefix.own)
     };
-    found.into_iter().find(is_nearer)
+    found.into_iter().find(conflicts)
 }
 
-/// Takes a queue of an Ethernet device for these addresses.
+/// Opens a queue of an Ethernet device for these addresses.
 #[cfg(feature = "xdp")]
-pub fn ethernet(
+pub fn open_xdp(
     device: &str,
     queue: u32,
     prefixes: &[Prefix],
@@ -107,16 +110,16 @@ pub fn ethernet(
         return Err(format!("--peer {router} is in no network of --address"));
     }
     let link = Xdp::open(&Settings { device, queue, own: &own, routers })
-        .map_err(|failed| why_not(device, queue, &failed))?;
-    captured(link, pcap)
+        .map_err(|failed| xdp_error(device, queue, &failed))?;
+    with_capture(link, pcap)
 }
 
 #[cfg(not(feature = "xdp"))]
 const NO_XDP: &str = "this uncopy was built without AF_XDP (the feature xdp of uncopy-cli); use --tun";
 
-/// There is none in this build.
+/// Fails because this build has no AF_XDP.
 #[cfg(not(feature = "xdp"))]
-pub fn ethernet(
+pub fn open_xdp(
     _: &str,
     _: u32,
     _: &[Prefix],
@@ -126,9 +129,9 @@ pub fn ethernet(
     Err(NO_XDP.to_owned())
 }
 
-/// What keeps a queue from being taken, and what is to be typed.
+/// Explains why a queue cannot be opened, with the command to type.
 #[cfg(feature = "xdp")]
-fn why_not(device: &str, queue: u32, failed: &uncopy_link::xdp::Failed) -> String {
+fn xdp_error(device: &str, queue: u32, failed: &uncopy_link::xdp::Failed) -> String {
     use uncopy_link::xdp::{MAX_MTU_BYTES, Step};
     let reason = Reason(&failed.error);
     match (failed.step, failed.error.raw_os_error()) {
@@ -171,7 +174,8 @@ fn why_not(device: &str, queue: u32, failed: &uncopy_link::xdp::Failed) -> Strin
     }
 }
 
-/// Opens a file for packets: they are for nobody but this user, and root may write where others have planted a link or a FIFO.
+/// Opens a capture file that only this user can read. Links, FIFOs and files of others are refused,
+/// because root may write where others have planted them.
 fn capture_file(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let mut options = File::options();
@@ -193,8 +197,8 @@ fn capture_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Has a link's packets written down if that was asked for.
-fn captured<L: Link + 'static>(link: L, pcap: Option<&Path>) -> Result<Box<dyn Link>, String> {
+/// Captures the packets of a link if a file was given.
+fn with_capture<L: Link + 'static>(link: L, pcap: Option<&Path>) -> Result<Box<dyn Link>, String> {
     let Some(path) = pcap else { return Ok(Box::new(link)) };
     let capture = capture_file(path).and_then(|file| Pcap::new(link, file));
     let capture =
@@ -215,7 +219,7 @@ mod tests {
         let mode = |name: &str| path(name).metadata().expect("there").permissions().mode() & 0o777;
         drop(capture_file(&path("new")).expect("made"));
         assert_eq!(mode("new"), 0o600);
-        // One that is there is emptied, and nobody else reads it from here on.
+        // An existing file is emptied and made private.
         std::fs::write(path("old"), "old").expect("written");
         std::fs::set_permissions(path("old"), Permissions::from_mode(0o644)).expect("set");
         drop(capture_file(&path("old")).expect("opened"));
@@ -228,7 +232,7 @@ mod tests {
         for name in ["link", "dangling", "second", "fifo", "."] {
             assert!(capture_file(&path(name)).is_err(), "{name}");
         }
-        // A FIFO that somebody reads.
+        // A FIFO with a reader opens, and is refused all the same.
         let reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path("fifo"));
         assert!(reader.is_ok() && capture_file(&path("fifo")).is_err());
         assert_eq!(std::fs::read(path("victim")).expect("there"), b"victim");

@@ -1,6 +1,6 @@
-//! `uncopy net`: the service of a user-level TCP, and what there is of it.
+//! `uncopy net`: the service of a user-level TCP, and lists of its connections.
 
-pub mod line;
+pub mod args;
 pub mod link;
 mod serve;
 mod show;
@@ -17,38 +17,41 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_net::places::{CONTROL, MAX_CONTROL_BYTES};
 
-/// The folder of services that were given no socket, in the user's live directory.
-const FOLDER: &CStr = c"net";
+/// Directory of services that were given no socket, in the user's live directory.
+const SERVICES_DIRECTORY: &CStr = c"net";
 
 /// Runs the command line `net …`.
 pub fn main(matches: &ArgMatches) -> u8 {
     let named = |matches: &ArgMatches| {
-        control(matches.get_one::<OsString>(line::SOCKET).map(OsString::as_os_str).unwrap_or_default())
+        control_path(matches.get_one::<OsString>(args::SOCKET).map(OsString::as_os_str).unwrap_or_default())
     };
     match matches.subcommand() {
-        Some(("ls", matches)) => show::list(&named(matches), matches.get_flag(line::JSON)),
-        Some((_, matches)) => show::statistics(&named(matches), matches.get_flag(line::JSON)),
+        Some(("ls", matches)) => show::list(&named(matches), matches.get_flag(args::JSON)),
+        Some((_, matches)) => show::statistics(&named(matches), matches.get_flag(args::JSON)),
         None => serve::main(matches),
     }
 }
 
-/// The control socket of a service that is called by the name of its device or by the socket's path.
-pub fn control(name: &OsStr) -> PathBuf {
+/// Returns the control socket of a service, given the name of its device or the socket's path.
+pub fn control_path(name: &OsStr) -> PathBuf {
     if name.as_bytes().contains(&b'/') {
         return std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
     }
     directory().join(name).join(CONTROL)
 }
 
-/// Where services are that were given no socket: a folder for each by its device's name.
+/// Returns the directory of services that were given no socket; each has a subdirectory named after
+/// its device.
 fn directory() -> PathBuf {
     let own = live::directory_of(live::shared_memory(), os::effective_user_id());
-    own.join(OsStr::from_bytes(FOLDER.to_bytes()))
+    own.join(OsStr::from_bytes(SERVICES_DIRECTORY.to_bytes()))
 }
 
-/// The names of services that were given no socket: those of their devices.
+/// Returns the names of services that were given no socket, which are those of their devices.
 pub fn services() -> Vec<String> {
-    let Ok(folder) = live::open_own(live::shared_memory()).and_then(|own| Ok(own.open_in(FOLDER)?)) else {
+    let Ok(folder) =
+        live::open_own(live::shared_memory()).and_then(|own| Ok(own.open_in(SERVICES_DIRECTORY)?))
+    else {
         return Vec::new();
     };
     let names = os::names_in(&folder).unwrap_or_default();
@@ -57,32 +60,32 @@ pub fn services() -> Vec<String> {
     names
 }
 
-/// Makes the folders above that of a service that was given no socket. Those above a socket that was given are made as they are
-/// needed; whether the last is the user's alone is looked at when the service begins.
+/// Creates the directories above the service's own. Whether that one is private is checked when the
+/// service begins.
 fn make_parents(control: &Path) -> io::Result<()> {
     let Some(above) = control.parent().and_then(Path::parent) else { return Ok(()) };
     if above == directory() {
-        live::make_own(live::shared_memory())?.make_in(FOLDER)?;
+        live::make_own(live::shared_memory())?.make_in(SERVICES_DIRECTORY)?;
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o700).create(above)
 }
 
-/// Removes the folder of services that were given no socket, if this was the last.
+/// Removes the directory of services that were given no socket, if it is empty.
 fn remove_parents(control: &Path) {
     if control.parent().and_then(Path::parent) == Some(&directory())
         && let Ok(own) = live::open_own(live::shared_memory())
     {
-        own.remove_directory(FOLDER);
+        own.remove_directory(SERVICES_DIRECTORY);
     }
 }
 
-/// Whether programs could not find a control socket because its path is too long. Says so.
+/// Whether the path of a control socket is too long for programs to connect. Prints an error if so.
 fn is_too_long(control: &Path) -> bool {
     let is_too_long = control.as_os_str().len() > MAX_CONTROL_BYTES;
     if is_too_long {
         let name = output::Quoted(control.as_os_str());
-        output::complain(format_args!(
+        output::print_message(format_args!(
             "{name} is longer than {MAX_CONTROL_BYTES} bytes; give a shorter --socket"
         ));
     }

@@ -1,113 +1,86 @@
 //! `uncopy net --tun …` and `--xdp …`: the service itself.
 
-use super::{line, link};
+use super::{args, link};
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
 use std::ffi::OsString;
+use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use uncopy_net::message::{MAX_PREFIXES, Prefix};
 use uncopy_netd::service::Service;
 use uncopy_netd::settings::Settings;
 use uncopy_tcp::config::{CongestionControl, Ecn};
 
-/// Serves until a signal ends it.
+/// Serves until a signal ends the process.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let ethernet = matches.get_one::<(String, u32)>(line::XDP).cloned();
-    let tun = matches.get_one::<OsString>(line::TUN).cloned().unwrap_or_default();
+    let ethernet = matches.get_one::<(String, u32)>(args::XDP).cloned();
+    let tun = matches.get_one::<OsString>(args::TUN).cloned().unwrap_or_default();
     let name = ethernet.as_ref().map_or(tun, |(device, _)| device.into());
     let prefixes: Vec<Prefix> = matches
-        .get_many::<(IpAddr, u8)>(line::ADDRESS)
+        .get_many::<(IpAddr, u8)>(args::ADDRESS)
         .unwrap_or_default()
         .map(|(own, bits)| Prefix { own: *own, bits: *bits })
         .collect();
     if prefixes.len() > MAX_PREFIXES {
-        output::complain(format_args!(
+        output::print_message(format_args!(
             "--address is given {} times; it may be {MAX_PREFIXES} at most",
             prefixes.len()
         ));
         return EXIT_USAGE;
     }
-    let peers: Vec<IpAddr> = matches.get_many::<IpAddr>(line::PEER).unwrap_or_default().copied().collect();
-    let mut kernels = Vec::new();
+    let peers: Vec<IpAddr> = matches.get_many::<IpAddr>(args::PEER).unwrap_or_default().copied().collect();
+    let mut kernel_addresses = Vec::new();
     let with_kernel: &[Prefix] = if ethernet.is_some() { &[] } else { &prefixes };
     for prefix in with_kernel {
-        match peer_of(prefix, &peers) {
-            Ok(peer) => kernels.push((peer, prefix.bits)),
+        match kernel_address(prefix, &peers) {
+            Ok(peer) => kernel_addresses.push((peer, prefix.bits)),
             Err(why) => {
-                output::complain(why);
+                output::print_message(why);
                 return EXIT_USAGE;
             }
         }
     }
-    let control = super::control(matches.get_one::<OsString>(line::SOCKET).unwrap_or(&name));
+    let control = super::control_path(matches.get_one::<OsString>(args::SOCKET).unwrap_or(&name));
     if super::is_too_long(&control) {
         return EXIT_USAGE;
     }
     if let Err(error) = super::make_parents(&control) {
-        output::complain(format_args!("{}: {}", Quoted(control.as_os_str()), Reason(&error)));
+        output::print_message(format_args!("{}: {}", Quoted(control.as_os_str()), Reason(&error)));
         return EXIT_FAILURE;
     }
-    let mtu_bytes = usize::from(matches.get_one::<u16>(line::MTU).copied().unwrap_or_default());
-    let pcap = matches.get_one::<OsString>(line::PCAP).map(PathBuf::from);
+    let mtu_bytes = usize::from(matches.get_one::<u16>(args::MTU).copied().unwrap_or_default());
+    let pcap = matches.get_one::<OsString>(args::PCAP).map(PathBuf::from);
     let opened = match &ethernet {
-        Some((device, queue)) => link::ethernet(device, *queue, &prefixes, &peers, pcap.as_deref()),
-        None => link::tun(&name.to_string_lossy(), mtu_bytes, &prefixes, &kernels, pcap.as_deref()),
+        Some((device, queue)) => link::open_xdp(device, *queue, &prefixes, &peers, pcap.as_deref()),
+        None => {
+            link::open_tun(&name.to_string_lossy(), mtu_bytes, &prefixes, &kernel_addresses, pcap.as_deref())
+        }
     };
     let link = match opened {
         Ok(link) => link,
         Err(why) => {
-            output::complain(why);
+            output::print_message(why);
             return EXIT_FAILURE;
         }
     };
     if let Err(error) = os::drop_privileges() {
-        output::complain(format_args!("privileges cannot be dropped: {}", Reason(&error)));
+        output::print_message(format_args!("privileges cannot be dropped: {}", Reason(&error)));
         return EXIT_FAILURE;
     }
-    // Each connection is a descriptor.
+    // Each connection takes a descriptor.
     os::raise_descriptor_limit();
-    let is = |id, word| matches.get_one::<String>(id).is_some_and(|value| value == word);
-    let settings = Settings {
-        control: control.clone(),
-        prefixes: prefixes.clone(),
-        makes_api_copies: is(line::API_COPIES, "make"),
-        memory_bytes: matches
-            .get_one::<u64>(line::MEMORY)
-            .and_then(|bytes| usize::try_from(*bytes).ok())
-            .unwrap_or_default(),
-        max_connections: uncopy_net::board::MAX_CONNECTIONS,
-        congestion_control: if is(line::CONGESTION, "newreno") {
-            CongestionControl::NewReno
-        } else {
-            CongestionControl::Cubic
-        },
-        ecn: match matches.get_one::<String>(line::ECN).map(String::as_str) {
-            Some("off") => Ecn::Off,
-            Some("request") => Ecn::Requested,
-            _ => Ecn::Accepted,
-        },
-    };
-    let service = match Service::begin(settings, link) {
+    let service = match Service::begin(settings(matches, &control, &prefixes), link) {
         Ok(service) => service,
         Err(error) => {
-            let control = Quoted(control.as_os_str());
-            match error.raw_os_error() {
-                Some(libc::EADDRINUSE) => output::complain(format_args!(
-                    "{control} is another service's; end that first, or give another --socket"
-                )),
-                Some(libc::EPERM) => output::complain(format_args!(
-                    "others can enter the directory of {control}; it must be yours alone (chmod 700)"
-                )),
-                _ => output::complain(format_args!("{control}: {}", Reason(&error))),
-            }
+            print_control_error(&control, &error);
             return EXIT_FAILURE;
         }
     };
     for (index, prefix) in prefixes.iter().enumerate() {
-        let kernel = kernels.get(index).map(|(kernel, _)| format!("; the kernel is {kernel} there"));
-        output::complain(format_args!(
+        let kernel = kernel_addresses.get(index).map(|(kernel, _)| format!("; the kernel is {kernel} there"));
+        output::print_message(format_args!(
             "{} serves {}/{}{}",
             name.to_string_lossy(),
             prefix.own,
@@ -116,22 +89,60 @@ pub fn main(matches: &ArgMatches) -> u8 {
         ));
     }
     let socket = matches
-        .get_one::<OsString>(line::SOCKET)
+        .get_one::<OsString>(args::SOCKET)
         .map_or_else(|| name.to_string_lossy().into_owned(), |_| control.to_string_lossy().into_owned());
-    output::complain(format_args!("run programs by: uncopy run --net {socket} -- CMD"));
-    let ended = service.run();
+    output::print_message(format_args!("run programs by: uncopy run --net {socket} -- CMD"));
+    let result = service.run();
     super::remove_parents(&control);
-    match ended {
+    match result {
         Ok(()) => EXIT_OK,
         Err(error) => {
-            output::complain(format_args!("{} is gone: {}", name.to_string_lossy(), Reason(&error)));
+            output::print_message(format_args!("{} is gone: {}", name.to_string_lossy(), Reason(&error)));
             EXIT_FAILURE
         }
     }
 }
 
-/// The kernel's address in a network: the one that was given for it, else the first that is not the service's.
-fn peer_of(prefix: &Prefix, given: &[IpAddr]) -> Result<IpAddr, String> {
+/// Returns the service's settings from the command line.
+fn settings(matches: &ArgMatches, control: &Path, prefixes: &[Prefix]) -> Settings {
+    let has_value = |id, word| matches.get_one::<String>(id).is_some_and(|value| value == word);
+    let memory_bytes = matches.get_one::<u64>(args::MEMORY).and_then(|bytes| usize::try_from(*bytes).ok());
+    Settings {
+        control: control.to_owned(),
+        prefixes: prefixes.to_vec(),
+        makes_api_copies: has_value(args::API_COPIES, "make"),
+        memory_bytes: memory_bytes.unwrap_or_default(),
+        max_connections: uncopy_net::board::MAX_CONNECTIONS,
+        congestion_control: if has_value(args::CONGESTION, "newreno") {
+            CongestionControl::NewReno
+        } else {
+            CongestionControl::Cubic
+        },
+        ecn: match matches.get_one::<String>(args::ECN).map(String::as_str) {
+            Some("off") => Ecn::Off,
+            Some("request") => Ecn::Requested,
+            _ => Ecn::Accepted,
+        },
+    }
+}
+
+/// Prints why there can be no service with this control socket.
+fn print_control_error(control: &Path, error: &io::Error) {
+    let control = Quoted(control.as_os_str());
+    match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => output::print_message(format_args!(
+            "{control} is another service's; end that first, or give another --socket"
+        )),
+        Some(libc::EPERM) => output::print_message(format_args!(
+            "others can enter the directory of {control}; it must be yours alone (chmod 700)"
+        )),
+        _ => output::print_message(format_args!("{control}: {}", Reason(error))),
+    }
+}
+
+/// Returns the kernel's address in a network: the one that was given, else the first that is not
+/// the service's.
+fn kernel_address(prefix: &Prefix, given: &[IpAddr]) -> Result<IpAddr, String> {
     if let Some(peer) = given.iter().find(|peer| prefix.has(**peer)) {
         return if *peer == prefix.own {
             Err(format!("--peer {peer} is the service's own address"))
@@ -166,7 +177,7 @@ mod tests {
         let peer = |own: &str, bits, given: &[&str]| {
             let prefix = Prefix { own: own.parse().expect("an address"), bits };
             let given: Vec<IpAddr> = given.iter().map(|text| text.parse().expect("an address")).collect();
-            peer_of(&prefix, &given).map(|peer| peer.to_string())
+            kernel_address(&prefix, &given).map(|peer| peer.to_string())
         };
         assert_eq!(peer("10.77.0.2", 24, &[]).as_deref(), Ok("10.77.0.1"));
         assert_eq!(peer("10.77.0.1", 24, &[]).as_deref(), Ok("10.77.0.2"));

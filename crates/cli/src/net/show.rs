@@ -3,7 +3,9 @@
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
 use crate::table::{self, bytes};
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -13,23 +15,27 @@ use uncopy_net::message::Question;
 use uncopy_net::places::Places;
 use uncopy_netd::list::List;
 
-/// Bytes of a list that are read, at most.
+/// Maximum size of a list, bytes.
 const MAX_LIST_BYTES: usize = 256 << 20;
-/// Bytes of a list that are read at a time.
+/// Bytes of a list read at a time.
 const PART_BYTES: usize = 64 << 10;
 
 fn ask(control: &Path) -> io::Result<List> {
     let places = Places::of_control(control.as_os_str().as_bytes())
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     let (_, fd) = client::ask(&places, &Question::List)?;
-    let file = crate::os::file_of(fd).ok_or_else(|| io::Error::other("it does not say what it has"))?;
-    // From the beginning, wherever the service's offset is; what is no file cannot be read so, and is not waited for.
+    let file = fd
+        .map(OwnedFd::from)
+        .map(File::from)
+        .ok_or_else(|| io::Error::other("it does not say what it has"))?;
+    // Reads at explicit offsets, wherever the service's offset is. Such reads fail on anything but
+    // a file, where others would block.
     let mut text = Vec::new();
     let mut part = vec![0; PART_BYTES];
     while text.len() < MAX_LIST_BYTES {
         match file.read_at(&mut part, text.len() as u64)? {
             0 => break,
-            got => text.extend_from_slice(&part[..got]),
+            len_bytes => text.extend_from_slice(&part[..len_bytes]),
         }
     }
     let list: List = serde_json::from_slice(&text)?;
@@ -41,7 +47,7 @@ fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
         Ok(list) if is_json => match serde_json::to_string_pretty(&list) {
             Ok(text) => output::print(format!("{text}\n").as_bytes(), EXIT_OK),
             Err(error) => {
-                output::complain(error);
+                output::print_message(error);
                 EXIT_FAILURE
             }
         },
@@ -50,14 +56,14 @@ fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
             let name = Quoted(control.as_os_str());
             match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ECONNREFUSED) => {
-                    output::complain(format_args!(
+                    output::print_message(format_args!(
                         "no service has {name}; start one with: uncopy net --tun NAME --address ADDRESS/BITS"
                     ));
                 }
                 Some(libc::EPERM | libc::EACCES) => {
-                    output::complain(format_args!("the service of {name} is another user's"));
+                    output::print_message(format_args!("the service of {name} is another user's"));
                 }
-                _ => output::complain(format_args!("{name}: {}", Reason(&error))),
+                _ => output::print_message(format_args!("{name}: {}", Reason(&error))),
             }
             EXIT_FAILURE
         }
@@ -103,7 +109,7 @@ pub fn list(control: &Path, is_json: bool) -> u8 {
     })
 }
 
-/// Prints what has passed.
+/// Prints the traffic counters of a service.
 pub fn statistics(control: &Path, is_json: bool) -> u8 {
     show(control, is_json, |list| {
         let traffic = &list.traffic;

@@ -1,5 +1,4 @@
-//! Programs that this process starts and watches while it does something else: their start, their end, the signals
-//! that come meanwhile, and the terminal that they share.
+//! Child processes: their start and end, forwarding of signals, and the terminal that they share.
 
 use rustix::process::{Pid, getpgrp};
 use rustix::stdio::stdin;
@@ -8,51 +7,52 @@ use std::io;
 use std::mem;
 use std::time::Duration;
 
-/// Signals that this process keeps from being delivered, to look at them when it wants to, and what `SIGCHLD`
-/// did before.
-pub struct Watch {
-    before: libc::sigset_t,
-    child_before: libc::sighandler_t,
+/// Blocked signals, to be read by [`next_signal`], with the mask and the disposition of `SIGCHLD`
+/// from before.
+pub struct BlockedSignals {
+    old_mask: libc::sigset_t,
+    old_sigchld: libc::sighandler_t,
 }
 
-/// How a child has ended.
+/// End of a child process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// With this exit status.
+    /// Exit with this status.
     Exited(u8),
-    /// By this signal.
+    /// End by this signal.
     Killed(i32),
 }
 
-/// A program that this process started.
+/// Program that this process started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Child {
     pid: libc::pid_t,
     has_own_group: bool,
 }
 
-/// What has become of a child.
+/// Change in the state of a child.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Change {
-    /// It ended; processor time of it and those of its children that it waited for, seconds.
+pub enum ChildEvent {
+    /// End of the child, with its processor time and that of children it waited for, seconds.
     Ended(Ending, f64),
-    /// It was stopped by this signal.
+    /// Stop by this signal.
     Stopped(i32),
 }
 
-/// A signal that came.
+/// Signal that this process received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Its number.
     pub number: i32,
-    /// Whether a process sent it, and not the kernel (a key on the terminal, a child that ended).
+    /// Whether a process sent the signal, and not the kernel (a key on the terminal, a child that
+    /// ended).
     pub is_sent: bool,
-    /// Who, if so.
+    /// Sender, if a process sent the signal.
     pub sender: u32,
 }
 
 fn all_signals() -> libc::sigset_t {
-    // SAFETY: a signal set is plain data, for which zero bytes are a value, and which sigfillset writes.
+    // SAFETY: `sigset_t` is plain data, for which zero bytes are valid; sigfillset(3) writes only
+    // to it.
     unsafe {
         let mut all: libc::sigset_t = mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -60,43 +60,47 @@ fn all_signals() -> libc::sigset_t {
     }
 }
 
-impl Watch {
-    /// Begins to keep signals back.
+impl BlockedSignals {
+    /// Blocks all signals and saves the mask.
     pub fn begin() -> Self {
-        let (all, mut before) = (all_signals(), all_signals());
-        // SAFETY: both sets are valid for the call; SIG_DFL installs no handler.
+        let (all, mut old_mask) = (all_signals(), all_signals());
+        // SAFETY: sigprocmask(2) reads `all` and writes `old_mask`, both of which live through the
+        // call. signal(2) gets a constant, SIG_DFL.
         unsafe {
-            libc::sigprocmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-            // If it were ignored, nobody could tell how a child has ended.
-            Self { before, child_before: libc::signal(libc::SIGCHLD, libc::SIG_DFL) }
+            libc::sigprocmask(libc::SIG_BLOCK, &raw const all, &raw mut old_mask);
+            // If SIGCHLD were ignored, wait4(2) could not report how a child ended.
+            Self { old_mask, old_sigchld: libc::signal(libc::SIGCHLD, libc::SIG_DFL) }
         }
     }
 
-    /// Puts everything back as it was.
+    /// Restores the signal mask and the disposition of `SIGCHLD`.
     pub fn end(&self) {
-        // SAFETY: the set and the disposition are those that `begin` found.
+        // SAFETY: signal(2) gets the disposition that it returned in `begin`; sigprocmask(2) reads
+        // the mask that `begin` filled.
         unsafe {
-            libc::signal(libc::SIGCHLD, self.child_before);
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut());
+            libc::signal(libc::SIGCHLD, self.old_sigchld);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const self.old_mask, std::ptr::null_mut());
         }
     }
 
-    /// Runs `section` in a child process, which ends with the status that it returns; to be called while this
-    /// process has one thread. Signals that somebody sends to this process go to the child.
-    pub fn run(&self, section: impl FnOnce() -> u8) -> io::Result<Ending> {
-        Ok(self.start(false, section)?.wait(None))
+    /// Runs `section` in a child process and waits for its end, forwarding signals. The child exits
+    /// with the status that `section` returns. This process must have one thread.
+    pub fn fork_and_wait(&self, section: impl FnOnce() -> u8) -> io::Result<Ending> {
+        Ok(self.fork(false, section)?.wait(None))
     }
 
-    /// Starts `section` in a child process, which ends with the status that it returns; to be called while this process
-    /// has one thread. `own_group`: in a process group of its own, so that keys on the terminal do not reach it.
-    pub fn start(&self, own_group: bool, section: impl FnOnce() -> u8) -> io::Result<Child> {
-        // SAFETY: this process has one thread, so the child can do whatever the parent could.
+    /// Starts `section` in a child process, which exits with the status that `section` returns.
+    /// With `own_group` the child has its own process group, so that keys on the terminal do not
+    /// reach it. This process must have one thread.
+    pub fn fork(&self, own_group: bool, section: impl FnOnce() -> u8) -> io::Result<Child> {
+        // SAFETY: fork(2) copies only the calling thread; there is no other whose locks the child
+        // would find held.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 if own_group {
-                    // SAFETY: setpgid takes numbers.
+                    // SAFETY: setpgid(2) takes numbers and accesses no memory.
                     unsafe { libc::setpgid(0, 0) };
                 }
                 self.end();
@@ -104,8 +108,8 @@ impl Watch {
             }
             _ => {
                 if own_group {
-                    // In both, because either may be the first to need it.
-                    // SAFETY: setpgid takes numbers.
+                    // Both processes set the group, because either may need it first.
+                    // SAFETY: setpgid(2) takes numbers and accesses no memory.
                     unsafe { libc::setpgid(pid, pid) };
                 }
                 Ok(Child { pid, has_own_group: own_group })
@@ -115,17 +119,17 @@ impl Watch {
 }
 
 impl Child {
-    /// Its pid.
     pub fn pid(self) -> u32 {
         self.pid.cast_unsigned()
     }
 
-    /// What has become of it since the last call.
-    pub fn change(self) -> Option<Change> {
+    /// Returns the change of the child's state since the last call, if any.
+    pub fn poll(self) -> Option<ChildEvent> {
         let mut status = 0;
-        // SAFETY: rusage consists of numbers, for which zero bytes are a value.
+        // SAFETY: `rusage` consists of numbers, for which zero bytes are valid.
         let mut usage: libc::rusage = unsafe { mem::zeroed() };
-        // SAFETY: status and usage are writable; the child is ours and not waited for by anybody else.
+        // SAFETY: wait4(2) writes `status` and `usage`, which are writable and live through the
+        // call.
         let waited = unsafe {
             libc::wait4(self.pid, &raw mut status, libc::WNOHANG | libc::WUNTRACED, &raw mut usage)
         };
@@ -136,90 +140,93 @@ impl Child {
         let cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime);
         if libc::WIFEXITED(status) {
             let status = u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX);
-            Some(Change::Ended(Ending::Exited(status), cpu_seconds))
+            Some(ChildEvent::Ended(Ending::Exited(status), cpu_seconds))
         } else if libc::WIFSIGNALED(status) {
-            Some(Change::Ended(Ending::Killed(libc::WTERMSIG(status)), cpu_seconds))
+            Some(ChildEvent::Ended(Ending::Killed(libc::WTERMSIG(status)), cpu_seconds))
         } else {
-            Some(Change::Stopped(libc::WSTOPSIG(status)))
+            Some(ChildEvent::Stopped(libc::WSTOPSIG(status)))
         }
     }
 
-    /// Waits for its end and passes signals on meanwhile, except `own`: see [`Child::pass_on`].
+    /// Waits for the child's end. Meanwhile forwards signals except `own`: see [`Child::forward`].
     pub fn wait(self, own: Option<i32>) -> Ending {
         loop {
-            match self.change() {
-                Some(Change::Ended(ending, _)) => return ending,
-                // So is this process, for whoever waits for it.
-                Some(Change::Stopped(_)) => stop(),
-                None => next_signal(None).into_iter().for_each(|signal| self.pass_on(signal, own)),
+            match self.poll() {
+                Some(ChildEvent::Ended(ending, _)) => return ending,
+                // This process stops too, so that its parent sees the stop.
+                Some(ChildEvent::Stopped(_)) => stop(),
+                None => next_signal(None).into_iter().for_each(|signal| self.forward(signal, own)),
             }
         }
     }
 
-    /// Passes on a signal that somebody sent to this process, unless it is `own`, which is for this process. What the
-    /// terminal sends reaches the child by itself.
-    pub fn pass_on(self, signal: Signal, own: Option<i32>) {
-        let is_for_it = signal.is_sent && signal.sender != self.pid() && Some(signal.number) != own;
-        if signal.number != libc::SIGCHLD && (is_for_it || signal.number == libc::SIGCONT) {
+    /// Forwards a signal that a process sent to this one, except `own`, which is for this process.
+    /// Signals of the terminal reach the child directly; only SIGCONT is always forwarded.
+    pub fn forward(self, signal: Signal, own: Option<i32>) {
+        let is_for_child = signal.is_sent && signal.sender != self.pid() && Some(signal.number) != own;
+        if signal.number != libc::SIGCHLD && (is_for_child || signal.number == libc::SIGCONT) {
             self.signal(signal.number);
         }
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the child.
     pub fn signal(self, number: i32) {
-        // SAFETY: kill takes numbers; the child has not been waited for to its end, so the pid is still its own.
+        // SAFETY: kill(2) takes numbers and accesses no memory. The child has not been reaped, so
+        // the pid is still its own.
         unsafe { libc::kill(self.pid, number) };
     }
 
-    /// Gives it the terminal, and lets it go on. Whether it has a group that can have one.
+    /// Gives the terminal to the child's process group and continues it. Returns false if the child
+    /// has no group of its own, or that fails.
     pub fn give_terminal(self) -> bool {
         let Some(group) = Pid::from_raw(self.pid).filter(|_| self.has_own_group) else { return false };
-        // Every signal is kept back, so that SIGTTOU cannot stop this process.
+        // SIGTTOU is blocked, so that it cannot stop this process.
         tcsetpgrp(stdin(), group).is_ok()
             && rustix::process::kill_process_group(group, rustix::process::Signal::CONT).is_ok()
     }
 }
 
-/// Takes the terminal back from whichever program has it.
-pub fn take_terminal() {
-    // Every signal is kept back, so that SIGTTOU cannot stop this process. Without a terminal there is none to take.
+/// Takes the terminal back from any other process group.
+pub fn reclaim_terminal() {
+    // SIGTTOU is blocked, so that it cannot stop this process. Without a terminal the call fails.
     let _ = tcsetpgrp(stdin(), getpgrp());
 }
 
-/// Whether standard input is a terminal whose keys go to this process.
+/// Whether standard input is a terminal that sends its keys to this process.
 pub fn has_terminal() -> bool {
     isatty(stdin()) && tcgetpgrp(stdin()) == Ok(getpgrp())
 }
 
 /// Stops this process, as the child was stopped.
 pub fn stop() {
-    // SAFETY: raise takes a number.
+    // SAFETY: raise(3) takes a number; no handler runs for SIGSTOP.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// The next signal that came or comes within `timeout` (`None`: however long it takes); signals are kept back by a
-/// [`Watch`].
+/// Returns the next pending signal, waiting for at most `timeout` (`None`: without limit). Signals
+/// must be blocked by [`BlockedSignals`].
 pub fn next_signal(timeout: Option<Duration>) -> Option<Signal> {
     let all = all_signals();
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
     });
-    // SAFETY: the set, the information and the time, if there is one, are valid for the call; siginfo_t is plain data,
-    // whose sender the kernel writes for every signal that a process sends.
+    // SAFETY: sigtimedwait(2) reads the set and the time, if not null, and writes the information;
+    // all live through the call. `siginfo_t` is plain data, for which zero bytes are valid, so that
+    // `si_pid` is initialised for every signal.
     unsafe {
-        let mut information: libc::siginfo_t = mem::zeroed();
+        let mut info: libc::siginfo_t = mem::zeroed();
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        let number = libc::sigtimedwait(&raw const all, &raw mut information, time);
+        let number = libc::sigtimedwait(&raw const all, &raw mut info, time);
         (number > 0).then(|| Signal {
             number,
-            is_sent: information.si_code <= 0,
-            sender: information.si_pid().cast_unsigned(),
+            is_sent: info.si_code <= 0,
+            sender: info.si_pid().cast_unsigned(),
         })
     }
 }
 
-/// Whether there is a process with this pid, perhaps of somebody else.
+/// Whether a process with this pid exists, of any user.
 pub fn exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| {
@@ -227,18 +234,20 @@ pub fn exists(pid: u32) -> bool {
     })
 }
 
-/// Columns of the terminal that a stream is; `None` if it is none.
+/// Returns the columns of a terminal; `None` if `stream` is not one.
 pub fn columns(stream: &impl std::os::fd::AsFd) -> Option<usize> {
     tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Ends this process as another one ended: without a core dump of its own.
-pub fn end_like(ending: Ending) -> u8 {
+/// Ends this process as a child ended, without a core dump of its own. Returns the status if the
+/// child exited.
+pub fn exit_as(ending: Ending) -> u8 {
     match ending {
         Ending::Exited(status) => status,
         Ending::Killed(signal) => {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            // SAFETY: the limit and the set are plain data; SIG_DFL installs no handler.
+            // SAFETY: setrlimit(2) reads `none`, signal(2) gets a constant, and the set functions
+            // access `only`; both locals live through the calls. Zero bytes are a valid `sigset_t`.
             unsafe {
                 libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
                 libc::signal(signal, libc::SIG_DFL);

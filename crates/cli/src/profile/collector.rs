@@ -1,7 +1,8 @@
-//! Reads the recordings of all processes while they run, and replays what they say.
+//! Reads the recordings of all processes while they run, and replays their events.
 //!
-//! Nothing that a process wrote is believed: its file must be a regular one of the right size and without another name, that
-//! belongs to the directory's owner or to root, and the reader (`uncopy_core::recording`) ends whatever the bytes are.
+//! Recordings are not trusted. A file must be regular, of the right size and without another name,
+//! and must belong to the directory's owner or to root. The reader (`uncopy_core::recording`) ends
+//! whatever the bytes are.
 
 use crate::os;
 use std::ffi::CString;
@@ -17,15 +18,15 @@ use uncopy_profile::elision::Elision;
 use uncopy_profile::flow::Flow;
 use uncopy_sys::directory::PrivateDirectory;
 
-/// How often mappings are looked at: once in so many times.
+/// Ticks between two reads of a process's mappings.
 const MAPPINGS_TICKS: u32 = 20;
-/// Processes that are recorded at most.
+/// Maximum number of recorded processes.
 const MAX_PROCESSES: usize = 256;
 
-/// A recording's file.
-struct OnDisk(File);
+/// File of one recording.
+struct RecordingFile(File);
 
-impl Memory for OnDisk {
+impl Memory for RecordingFile {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.0.read_exact_at(into, offset)
     }
@@ -35,38 +36,38 @@ impl Memory for OnDisk {
     }
 }
 
-/// One process that records.
-struct Source {
+/// Process that is being recorded.
+struct RecordedProcess {
     name: CString,
-    file: OnDisk,
-    /// The same file, for what lies before the ring.
+    file: RecordingFile,
+    /// Second handle of the file, for the part before the ring.
     head: File,
     recording: Recording,
     ring: Ring,
     flow: Flow,
-    /// Processor time at the start of the recording and last, seconds.
+    /// Processor time at the first and the last look, seconds.
     cpu_seconds: Option<(f64, f64)>,
-    is_over: bool,
-    /// How often it was looked at.
+    has_ended: bool,
+    /// Number of calls of `drain` so far.
     ticks: u32,
 }
 
-/// All processes of a run.
+/// Recordings of all processes of a run.
 #[derive(Default)]
 pub struct Collector {
-    sources: Vec<Source>,
-    /// Processes for which there was no room.
+    sources: Vec<RecordedProcess>,
+    /// Number of processes beyond [`MAX_PROCESSES`].
     pub without_room: u64,
     refused: Vec<CString>,
 }
 
 impl Collector {
-    /// Looks for new recordings and takes in what has come. Whether any process has more right away.
+    /// Finds new recordings and reads new events. Returns whether any process has more right away.
     pub fn collect<'a>(&mut self, directories: impl Iterator<Item = &'a PrivateDirectory>) -> bool {
         directories.for_each(|directory| self.find_recordings(directory));
         let mut has_more = false;
-        for source in &mut self.sources {
-            has_more |= source.drain();
+        for process in &mut self.sources {
+            has_more |= process.drain();
         }
         has_more
     }
@@ -74,7 +75,7 @@ impl Collector {
     fn find_recordings(&mut self, directory: &PrivateDirectory) {
         for name in os::names_in(directory).unwrap_or_default() {
             let is_known =
-                self.sources.iter().any(|source| source.name == name) || self.refused.contains(&name);
+                self.sources.iter().any(|process| process.name == name) || self.refused.contains(&name);
             if is_known || parse_file_name(name.to_bytes()).is_none() {
                 continue;
             }
@@ -83,55 +84,55 @@ impl Collector {
                 self.refused.push(name);
                 continue;
             }
-            // One that has not begun is looked at again.
-            match Source::open(directory, name) {
-                Ok(Some(source)) => self.sources.push(source),
+            // A recording that has not begun is tried again.
+            match RecordedProcess::open(directory, name) {
+                Ok(Some(process)) => self.sources.push(process),
                 Ok(None) => {}
                 Err(name) => self.refused.push(name),
             }
         }
     }
 
-    /// Events so far.
+    /// Returns the number of events so far.
     pub fn events(&self) -> u64 {
-        self.sources.iter().map(|source| source.flow.events).sum()
+        self.sources.iter().map(|process| process.flow.events).sum()
     }
 
-    /// Pids of the processes that still record.
-    pub fn recording(&self) -> Vec<u32> {
-        let running = self.sources.iter().filter(|source| !source.is_over);
-        running.map(|source| source.recording.pid).collect()
+    /// Returns the pids of processes that still record.
+    pub fn recording_pids(&self) -> Vec<u32> {
+        let running = self.sources.iter().filter(|process| !process.has_ended);
+        running.map(|process| process.recording.pid).collect()
     }
 
     /// Whether this process was recorded.
-    pub fn has(&self, pid: u32) -> bool {
-        self.sources.iter().any(|source| source.recording.pid == pid)
+    pub fn has_recorded(&self, pid: u32) -> bool {
+        self.sources.iter().any(|process| process.recording.pid == pid)
     }
 
-    /// Takes in the rest, and ends.
+    /// Reads the remaining events and returns the recordings.
     pub fn finish(mut self) -> Vec<Recorded> {
-        for source in &mut self.sources {
-            source.is_over = true;
-            source.drain();
-            source.refresh();
-            source.flow.end_all();
+        for process in &mut self.sources {
+            process.has_ended = true;
+            process.drain();
+            process.refresh();
+            process.flow.end_all();
         }
         self.sources
             .into_iter()
-            .map(|source| Recorded {
-                cpu_seconds: source.cpu_seconds.map_or(0.0, |(first, last)| (last - first).max(0.0)),
-                recording: source.recording,
-                flow: source.flow,
+            .map(|process| Recorded {
+                cpu_seconds: process.cpu_seconds.map_or(0.0, |(first, last)| (last - first).max(0.0)),
+                recording: process.recording,
+                flow: process.flow,
             })
             .collect()
     }
 }
 
-impl Source {
+impl RecordedProcess {
     /// Opens a recording; `None` if it has not begun yet.
     ///
     /// # Errors
-    /// Its name, if it is not one.
+    /// `name`, if the file is not a recording.
     fn open(directory: &PrivateDirectory, name: CString) -> Result<Option<Self>, CString> {
         let Ok(head) = os::open_recording_in(directory, &name) else { return Err(name) };
         let Ok(metadata) = head.metadata() else { return Err(name) };
@@ -143,92 +144,92 @@ impl Source {
             return Ok(None);
         }
         let Ok(file) = head.try_clone() else { return Err(name) };
-        let Some(recording) = read(&head) else { return Err(name) };
+        let Some(recording) = read_head(&head) else { return Err(name) };
         let elision = Elision::new(&recording.costs.unwrap_or(Costs::DEFAULT));
         let flow = Flow::new(recording.min_size_bytes, elision);
-        let mut source = Self {
+        let mut process = Self {
             name,
-            file: OnDisk(file),
+            file: RecordingFile(file),
             head,
             recording,
             ring: Ring::new(),
             flow,
             cpu_seconds: None,
-            is_over: false,
+            has_ended: false,
             ticks: 0,
         };
-        source.note_time();
-        Ok(Some(source))
+        process.sample_cpu_time();
+        Ok(Some(process))
     }
 
-    /// Takes in what has come; whether there is more right away.
+    /// Reads new events. Returns whether there are more right away.
     fn drain(&mut self) -> bool {
-        self.note_time();
-        self.note_mappings();
+        self.sample_cpu_time();
+        self.update_mappings();
         let Self { file, head, recording, ring, flow, .. } = self;
         let mut leaf = |stack: u32| {
             if recording.stacks.frames(stack).is_empty()
                 && stack != 0
-                && let Some(fresh) = read(head)
+                && let Some(fresh) = read_head(head)
             {
                 *recording = fresh;
             }
             recording.stacks.frames(stack).first().copied().unwrap_or(0)
         };
-        let drained = ring.drain(file, self.is_over, |event| flow.replay(event, &mut leaf));
+        let drained = ring.drain(file, self.has_ended, |event| flow.replay(event, &mut leaf));
         drained.is_ok_and(|drained| drained.is_full)
     }
 
-    /// Reads again what lies before the ring.
+    /// Reads the part before the ring again.
     fn refresh(&mut self) {
-        if let Some(fresh) = read(&self.head) {
+        if let Some(fresh) = read_head(&self.head) {
             self.recording = fresh;
         }
     }
 
-    /// Tells the replay which mappings are shared, now and then.
-    fn note_mappings(&mut self) {
+    /// Passes the shared mappings to the replay once in [`MAPPINGS_TICKS`] calls.
+    fn update_mappings(&mut self) {
         let is_due = self.ticks.is_multiple_of(MAPPINGS_TICKS);
         self.ticks = self.ticks.wrapping_add(1);
         if is_due
-            && !self.is_over
+            && !self.has_ended
             && let Ok(maps) = fs::read(format!("/proc/{}/maps", self.recording.pid))
         {
-            self.flow.set_shared(shared(&maps));
+            self.flow.set_shared(shared_ranges(&maps));
         }
     }
 
-    fn note_time(&mut self) {
-        if self.is_over {
+    fn sample_cpu_time(&mut self) {
+        if self.has_ended {
             return;
         }
         match cpu_seconds(self.recording.pid) {
-            // What a process spent before the recording is not part of it; one that was just started has spent nothing.
+            // Processor time from before the recording does not count.
             Some(now) => {
                 let first = self.cpu_seconds.map_or(now, |(first, _)| first);
                 self.cpu_seconds = Some((first, now));
             }
-            None => self.is_over = true,
+            None => self.has_ended = true,
         }
         let mut phase = [0; 8];
         let offset = uncopy_core::recording::PHASE_OFFSET as u64;
         if self.head.read_exact_at(&mut phase, offset).is_ok()
             && u64::from_ne_bytes(phase) >= Phase::Ended as u64
         {
-            self.is_over = true;
+            self.has_ended = true;
         }
     }
 }
 
-/// What lies before the ring.
-fn read(file: &File) -> Option<Recording> {
+/// Reads the part of the file before the ring.
+fn read_head(file: &File) -> Option<Recording> {
     let mut bytes = vec![0; RING_OFFSET];
     file.read_exact_at(&mut bytes, 0).ok()?;
     Recording::parse(&bytes).ok()
 }
 
-/// Start and end of the mappings that are shared or that a file backs, in `/proc/PID/maps`.
-fn shared(maps: &[u8]) -> Vec<(u64, u64)> {
+/// Returns the ranges of mappings in `/proc/PID/maps` that are shared or backed by a file.
+fn shared_ranges(maps: &[u8]) -> Vec<(u64, u64)> {
     let text = String::from_utf8_lossy(maps);
     let range = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
@@ -241,17 +242,17 @@ fn shared(maps: &[u8]) -> Vec<(u64, u64)> {
     text.lines().filter_map(range).collect()
 }
 
-/// The processes that have made their files in the directory.
-pub fn begun(directory: &PrivateDirectory) -> Vec<u32> {
+/// Returns the pids of processes that have created their files in the directory.
+pub fn started_pids(directory: &PrivateDirectory) -> Vec<u32> {
     let names = os::names_in(directory).unwrap_or_default();
     names.iter().filter_map(|name| Some(parse_file_name(name.to_bytes())?.0)).collect()
 }
 
-/// Processor time of a process, user and system, seconds; `None` if there is none that runs.
+/// Returns the user and system time of a process, seconds; `None` if it does not run.
 pub fn cpu_seconds(pid: u32) -> Option<f64> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let text = String::from_utf8_lossy(&text);
-    // The name may hold anything, also ") ".
+    // The name may contain anything, also ") ".
     let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
     if matches!(*fields.first()?, "Z" | "X") {
         return None;
@@ -270,7 +271,7 @@ mod tests {
                      2000-3000 rw-s 00000000 00:01 77 /dev/zero (deleted)\n\
                      3000-4000 r--p 00001000 fe:00 12 /bin/a program\n\
                      7000-8000 rw-p 00000000 00:00 0 [heap]\nnonsense\n";
-        assert_eq!(shared(maps), [(0x2000, 0x3000), (0x3000, 0x4000)]);
+        assert_eq!(shared_ranges(maps), [(0x2000, 0x3000), (0x3000, 0x4000)]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The directory that programs write their recordings to, and who clears up after whom.
+//! Directory that programs write their recordings to.
 //!
-//! It lies in shared memory, mode 0700, named after this process; what a command left behind that was killed is cleared up
-//! by the next one of the same user.
+//! The directory lies in shared memory, has mode 0700 and is named after this process. A directory
+//! that a killed command left behind is removed by the next command of the same user.
 
 use crate::live;
 use crate::os;
@@ -9,45 +9,43 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::directory::PrivateDirectory;
 use uncopy_sys::file;
 
 const PREFIX: &str = "uncopy-profile-";
 
-/// The directory; removed with everything in it when dropped.
+/// Directory for recordings, removed with everything in it when dropped.
 pub struct Directory {
     path: PathBuf,
     opened: PrivateDirectory,
 }
 
 impl Directory {
-    /// Makes one, owned by `user`.
-    ///
-    /// # Errors
-    /// What the file system says.
+    /// Creates a directory that belongs to `user`.
     pub fn make(user: u32) -> io::Result<Self> {
         Self::make_in(live::shared_memory(), user)
     }
 
     fn make_in(parent: &Path, user: u32) -> io::Result<Self> {
-        clear_up(parent);
+        remove_stale(parent);
         let name = format!("{PREFIX}{}-{}", std::process::id(), uncopy_sys::clock::now_ns());
         let path = parent.join(name);
         let opened = PrivateDirectory::make(&os::c_path(&path)?)?;
-        let mut made = Self { path, opened };
+        let mut directory = Self { path, opened };
         if user != os::effective_user_id() {
-            made.opened.give_to(user)?;
+            directory.opened.give_to(user)?;
         }
-        Ok(made)
+        Ok(directory)
     }
 
-    /// Its path, absolute, for the programs that write to it. This command never goes by it: its owner may have put something
-    /// else there.
+    /// Returns the absolute path, for the programs that write to the directory. This command never
+    /// uses the path, because the directory's owner may have put something else there.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open directory.
+    /// Returns the open directory.
     pub const fn opened(&self) -> &PrivateDirectory {
         &self.opened
     }
@@ -55,23 +53,24 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // Whatever is left of it takes room in memory, and the next command clears it up.
+        // Remaining files take room in memory until the next command removes them.
         if let Ok(path) = os::c_path(&self.path) {
             remove(&self.opened, &path);
         }
     }
 }
 
-/// Removes the files of a directory, and the directory. Whatever has its name by now goes only if it is an empty directory.
+/// Removes the files of a directory, and the directory. What has the directory's name by now is
+/// removed only if it is an empty directory.
 fn remove(directory: &PrivateDirectory, path: &CStr) {
     for name in os::names_in(directory).unwrap_or_default() {
         directory.remove(&name);
     }
-    file::unlink_at(libc::AT_FDCWD, path, libc::AT_REMOVEDIR);
+    file::unlink_at(ProgramFd::CURRENT_DIRECTORY, path, libc::AT_REMOVEDIR);
 }
 
-/// Removes what commands of this user left behind that are no more.
-fn clear_up(parent: &Path) {
+/// Removes directories that ended commands of this user left behind.
+fn remove_stale(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -96,11 +95,11 @@ mod tests {
         let parent = std::env::temp_dir().join(format!("uncopy-directory-test-{}", std::process::id()));
         fs::create_dir_all(&parent).expect("writable");
         // Above the largest pid of any kernel.
-        let left = parent.join(format!("{PREFIX}4194999-1"));
+        let stale = parent.join(format!("{PREFIX}4194999-1"));
         let foreign = parent.join("uncopy-profile-x");
-        DirBuilder::new().mode(0o700).create(&left).expect("made");
-        fs::write(left.join("1.rec"), b"x").expect("written");
-        // What is behind a link is nobody's to clear up.
+        DirBuilder::new().mode(0o700).create(&stale).expect("made");
+        fs::write(stale.join("1.rec"), b"x").expect("written");
+        // Files behind a symbolic link must survive.
         let precious = parent.join("precious");
         DirBuilder::new().mode(0o700).create(&precious).expect("made");
         fs::write(precious.join("1.rec"), b"x").expect("written");
@@ -109,7 +108,7 @@ mod tests {
         let directory = Directory::make_in(&parent, os::effective_user_id()).expect("made");
         let path = directory.path().to_path_buf();
         assert_eq!(fs::metadata(&path).expect("there").mode() & 0o7777, 0o700);
-        assert!(!left.exists() && foreign.exists());
+        assert!(!stale.exists() && foreign.exists());
         fs::write(path.join("x.rec"), b"x").expect("written");
         drop(directory);
         assert!(!path.exists() && precious.join("1.rec").exists());
@@ -121,13 +120,13 @@ mod tests {
         let parent = std::env::temp_dir().join(format!("uncopy-directory-swap-{}", std::process::id()));
         fs::create_dir_all(&parent).expect("writable");
         let directory = Directory::make_in(&parent, os::effective_user_id()).expect("made");
-        let (path, aside) = (directory.path().to_path_buf(), parent.join("aside"));
+        let (path, moved) = (directory.path().to_path_buf(), parent.join("aside"));
         fs::write(path.join("x.rec"), b"x").expect("written");
-        fs::rename(&path, &aside).expect("moved");
+        fs::rename(&path, &moved).expect("moved");
         fs::create_dir(&path).expect("made");
         fs::write(path.join("precious"), b"x").expect("written");
         drop(directory);
-        assert!(path.join("precious").exists() && !aside.join("x.rec").exists());
+        assert!(path.join("precious").exists() && !moved.join("x.rec").exists());
         fs::remove_dir_all(&parent).expect("removed");
     }
 }

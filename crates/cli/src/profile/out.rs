@@ -1,6 +1,6 @@
-//! The file that a profile is written to.
+//! Output file of a profile.
 
-use crate::output::{Illegal, Quoted, Reason};
+use crate::output::{InvalidValue, Quoted, Reason};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -10,50 +10,49 @@ use std::path::{Path, PathBuf};
 use uncopy_profile::Profile;
 use uncopy_profile::model::ParseError;
 
-/// A longer file is not read, bytes.
+/// Maximum size of a profile that is read, bytes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// Why a profile is not recorded. `Display` is a whole message.
+/// Reason why no profile is recorded. `Display` is a complete message.
 #[derive(Debug)]
-pub enum Refused {
-    /// An option has a value that it cannot have.
-    Illegal(Illegal),
+pub enum RequestError {
+    /// An option has an illegal value.
+    InvalidValue(InvalidValue),
     /// The file cannot be written.
     Unwritable(OsString, io::Error),
-    /// The file is something else already.
-    Foreign(OsString),
+    /// The file exists and is not a profile.
+    NotAProfile(OsString),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Illegal(illegal) => illegal.fmt(f),
+            Self::InvalidValue(illegal) => illegal.fmt(f),
             Self::Unwritable(out, error) => write!(f, "cannot write {}: {}", Quoted(out), Reason(error)),
-            Self::Foreign(out) => {
+            Self::NotAProfile(out) => {
                 write!(f, "{} exists and is not a profile; name another file with -o", Quoted(out))
             }
         }
     }
 }
 
-impl From<Illegal> for Refused {
-    fn from(illegal: Illegal) -> Self {
-        Self::Illegal(illegal)
+impl From<InvalidValue> for RequestError {
+    fn from(illegal: InvalidValue) -> Self {
+        Self::InvalidValue(illegal)
     }
 }
 
-/// Why a file is not read as a profile. `Display` is part of a sentence.
+/// Error in reading a profile. `Display` continues a sentence that begins with the file's name.
 #[derive(Debug)]
-pub enum Unreadable {
-    /// It cannot be read at all.
+pub enum ReadError {
     Io(io::Error),
-    /// It has more than [`MAX_FILE_BYTES`].
+    /// The file is larger than [`MAX_FILE_BYTES`].
     TooLarge,
-    /// It is not a profile that this command knows.
+    /// The content is not a profile of a known version.
     Parse(ParseError),
 }
 
-impl fmt::Display for Unreadable {
+impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "cannot be read: {}", Reason(error)),
@@ -63,49 +62,44 @@ impl fmt::Display for Unreadable {
     }
 }
 
-/// The name of a program's profile unless `-o` says another: `NAME.profile.json`, here.
+/// Returns the default name of a program's profile, `NAME.profile.json` in the current directory.
 pub fn default_name(program: &OsStr) -> OsString {
     let mut name = Path::new(program).file_name().unwrap_or(OsStr::new("program")).to_owned();
     name.push(".profile.json");
     name
 }
 
-/// Where OUT is, absolute, if it can be written: it does not exist, or is a profile already.
-///
-/// # Errors
-/// Why it cannot.
-pub fn settle(out: &OsStr) -> Result<PathBuf, Refused> {
+/// Returns the absolute path of OUT if the file can be written: it does not exist, is a profile, or
+/// is not a regular file.
+pub fn resolve(out: &OsStr) -> Result<PathBuf, RequestError> {
     let path = std::path::absolute(out).unwrap_or_else(|_| PathBuf::from(out));
     if !path.parent().is_some_and(Path::is_dir) || path.is_dir() {
-        return Err(Illegal::new("-o", out, "a file in a directory that exists").into());
+        return Err(InvalidValue::new("-o", out, "a file in a directory that exists").into());
     }
-    // A pipe that nobody writes to is not waited for.
+    // O_NONBLOCK: opening a FIFO must not wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path);
     match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path),
-        Err(error) => Err(Refused::Unwritable(out.to_owned(), error)),
+        Err(error) => Err(RequestError::Unwritable(out.to_owned(), error)),
         Ok(file) => {
             let metadata = file.metadata();
             if metadata.is_ok_and(|found| !found.is_file()) {
-                // A pipe or a terminal.
+                // Pipes and terminals can be written.
                 return Ok(path);
             }
-            read_profile(file).map(|_| path).map_err(|_| Refused::Foreign(out.to_owned()))
+            read_profile(file).map(|_| path).map_err(|_| RequestError::NotAProfile(out.to_owned()))
         }
     }
 }
 
-/// Reads a profile.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn read_profile(file: File) -> Result<Profile, Unreadable> {
+/// Reads and parses a profile.
+pub fn read_profile(file: File) -> Result<Profile, ReadError> {
     let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(Unreadable::Io)?;
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(ReadError::Io)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(Unreadable::TooLarge);
+        return Err(ReadError::TooLarge);
     }
-    Profile::parse(&bytes).map_err(Unreadable::Parse)
+    Profile::parse(&bytes).map_err(ReadError::Parse)
 }
 
 #[cfg(test)]
@@ -122,12 +116,12 @@ mod tests {
             path
         };
         let foreign = file("foreign", "precious");
-        let own = file("own", include_str!("../../../profile/samples/redis-set.json"));
-        assert!(settle(foreign.as_os_str()).is_err_and(|why| why.to_string().contains("not a profile")));
-        assert_eq!(settle(own.as_os_str()).expect("a profile"), own);
-        assert!(settle(directory.join("new").as_os_str()).is_ok());
-        assert!(settle(directory.join("none/new").as_os_str()).is_err());
-        assert!(settle(directory.as_os_str()).is_err());
+        let own = file("own", include_str!("../../../profiling/profile/samples/redis-set.json"));
+        assert!(resolve(foreign.as_os_str()).is_err_and(|why| why.to_string().contains("not a profile")));
+        assert_eq!(resolve(own.as_os_str()).expect("a profile"), own);
+        assert!(resolve(directory.join("new").as_os_str()).is_ok());
+        assert!(resolve(directory.join("none/new").as_os_str()).is_err());
+        assert!(resolve(directory.as_os_str()).is_err());
         std::fs::remove_dir_all(&directory).expect("removed");
     }
 

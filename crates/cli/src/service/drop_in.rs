@@ -1,4 +1,4 @@
-//! What a unit needs so that its program runs under uncopy, and nothing broader.
+//! Settings of a drop-in that a unit needs so that its program runs under uncopy, and no more.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -6,26 +6,27 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use super::image::Image;
+use super::root::Root;
 use super::unit::Unit;
 use crate::output::Quoted;
 use crate::probe::DEVICE;
 use crate::program::{self, Obstacle};
 
-/// The group of the device (`60-uncopy.rules`).
+/// Group of the device (`60-uncopy.rules`).
 const GROUP: &str = "uncopy";
-/// System calls of a log's keeper that `@system-service` without `@resources` has not. A filter ends a program by default that
-/// makes another one; the library itself makes none of those.
+/// System calls of a log's keeper that `@system-service` without `@resources` lacks. By default a
+/// filter kills a program that makes another call. The library itself makes none of these.
 const CALLS_OF_LOGS: &str = "setpriority ioprio_set";
 
-/// Why a unit cannot run under uncopy. `Display` is a whole message without the unit's name in front.
+/// Reason why a unit cannot run under uncopy. `Display` continues a sentence that begins with the
+/// unit's name.
 #[derive(Debug)]
-pub enum Refused {
+pub enum DropInError {
     NoCommand,
-    /// A command with a name of its own for the program (`@`).
+    /// A command that sets its program's name (`@`).
     OtherName(String),
-    Wrapped(String),
-    /// A line that systemd would read as several.
+    AlreadyWrapped(String),
+    /// Text with control characters, some of which end a line for systemd.
     Control(String),
     Missing(String),
     Obstacle {
@@ -34,7 +35,7 @@ pub enum Refused {
     },
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for DropInError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoCommand => f.write_str("has no ExecStart="),
@@ -42,7 +43,7 @@ impl fmt::Display for Refused {
                 f,
                 "gives its program another name (ExecStart={line}), which uncopy run cannot; name the program without @"
             ),
-            Self::Wrapped(line) => {
+            Self::AlreadyWrapped(line) => {
                 write!(f, "is started by uncopy already (ExecStart={line}), not by this command")
             }
             Self::Control(text) => {
@@ -56,85 +57,83 @@ impl fmt::Display for Refused {
     }
 }
 
-/// One setting, and what it is for.
+/// Setting of the drop-in, and its purpose.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Setting {
     pub line: String,
     pub why: &'static str,
 }
 
-/// Where things lie, and what `uncopy run` is told.
+/// Paths, and options of `uncopy run`, that a drop-in depends on.
 #[derive(Debug)]
-pub struct Given<'a> {
-    /// Where paths in the unit lead.
-    pub root: &'a Image,
-    /// The command that is installed, and its library.
+pub struct Context<'a> {
+    /// System in which the unit's paths are resolved.
+    pub root: &'a Root,
+    /// Installed command, not that of the image.
     pub command: &'a Path,
     pub library: &'a Path,
-    /// Options of `run`.
+    /// Options of `uncopy run`.
     pub options: &'a [OsString],
-    /// A user's own service manager cannot give groups and devices.
+    /// Whether the service manager is a user's own, which cannot give groups and devices.
     pub is_users: bool,
 }
 
-/// The settings that `unit` needs.
-///
-/// # Errors
-/// Why it cannot run under uncopy.
-pub fn settings(unit: &Unit, given: &Given) -> Result<Vec<Setting>, Refused> {
+/// Returns the settings that `unit` needs.
+pub fn settings(unit: &Unit, context: &Context) -> Result<Vec<Setting>, DropInError> {
     let commands = unit.list("ExecStart");
     if commands.is_empty() {
-        return Err(Refused::NoCommand);
+        return Err(DropInError::NoCommand);
     }
     let mut settings = vec![Setting { line: "ExecStart=".to_owned(), why: "what was there is replaced" }];
     for command in commands {
         settings.push(Setting {
-            line: format!("ExecStart={}", wrapped(command, given)?),
+            line: format!("ExecStart={}", wrap_command(command, context)?),
             why: "the same command, under uncopy run",
         });
     }
-    if !given.is_users {
-        settings.extend(permissions(unit, given));
+    if !context.is_users {
+        settings.extend(permissions(unit, context));
     }
     Ok(settings)
 }
 
-fn wrapped(command: &str, given: &Given) -> Result<String, Refused> {
-    let is_illegal = |text: &&OsStr| !can_be_written(text);
-    let texts = [OsStr::new(command), given.command.as_os_str(), given.library.as_os_str()];
+fn wrap_command(command: &str, context: &Context) -> Result<String, DropInError> {
+    let is_illegal = |text: &&OsStr| !is_unit_text(text);
+    let texts = [OsStr::new(command), context.command.as_os_str(), context.library.as_os_str()];
     if let Some(text) = texts.iter().find(|text| is_illegal(text)) {
-        return Err(Refused::Control(text.to_string_lossy().into_owned()));
+        return Err(DropInError::Control(text.to_string_lossy().into_owned()));
     }
     let rest = command.trim_start_matches(['-', '@', ':', '+', '!', '|']);
     let prefixes = &command[..command.len() - rest.len()];
     if prefixes.contains('@') {
-        return Err(Refused::OtherName(command.to_owned()));
+        return Err(DropInError::OtherName(command.to_owned()));
     }
     let rest = rest.trim_start();
     let program = first_word(rest);
     let path = Path::new(&program);
     if path.file_name() == Some("uncopy".as_ref()) {
-        return Err(Refused::Wrapped(command.to_owned()));
+        return Err(DropInError::AlreadyWrapped(command.to_owned()));
     }
-    // With a specifier or a variable nobody knows before it starts; a bare name is looked for by systemd.
+    // A path with a specifier or a variable is unknown before the start; systemd searches for a
+    // bare name.
     if path.is_absolute() && !program.contains(['%', '$']) {
-        if !given.root.at(path).is_file() {
-            return Err(Refused::Missing(program));
+        if !context.root.path(path).is_file() {
+            return Err(DropInError::Missing(program));
         }
-        for step in program::follow_by(path, |path| given.root.at("/").join(path).open()) {
+        for step in program::interpreter_chain_with(path, |path| context.root.path("/").join(path).open()) {
             if let Some(obstacle) = step.obstacle() {
-                return Err(Refused::Obstacle { program, obstacle });
+                return Err(DropInError::Obstacle { program, obstacle });
             }
         }
     }
-    let mut line = format!("{prefixes}{} run", word(given.command.as_os_str()));
-    for option in given.options {
-        let _ = write!(line, " {}", word(option));
+    let mut line = format!("{prefixes}{} run", quote_word(context.command.as_os_str()));
+    for option in context.options {
+        let _ = write!(line, " {}", quote_word(option));
     }
     Ok(format!("{line} -- {rest}"))
 }
 
-/// The program of a command line, without quotes.
+/// Returns the program of a command line, without quotes.
 fn first_word(line: &str) -> String {
     match line.chars().next() {
         Some(quote @ ('"' | '\'')) => line[1..].split(quote).next().unwrap_or_default().to_owned(),
@@ -142,23 +141,25 @@ fn first_word(line: &str) -> String {
     }
 }
 
-/// Whether a text can be part of a line of a unit: UTF-8, and nothing that ends the line (systemd.syntax(7)) or is invisible in it.
-pub fn can_be_written(text: &OsStr) -> bool {
+/// Whether a text can be part of a unit's line: UTF-8 without control characters but tabs. Some of
+/// them end the line (systemd.syntax(7)), others are invisible.
+pub fn is_unit_text(text: &OsStr) -> bool {
     text.to_str().is_some_and(|text| !text.chars().any(|letter| letter.is_control() && letter != '\t'))
 }
 
-/// A word of a command as systemd.service(5) reads it back: specifiers and variables stand for themselves.
-fn word(word: &OsStr) -> String {
-    quoted(word, |letter| matches!(letter, '%' | '$'))
+/// Quotes a word of a command for systemd.service(5): specifiers and variables stand for
+/// themselves.
+fn quote_word(word: &OsStr) -> String {
+    quote(word, |letter| matches!(letter, '%' | '$'))
 }
 
-/// A path of a list as systemd.exec(5) reads it back: there are no variables.
-fn listed(path: &Path) -> String {
-    quoted(path.as_os_str(), |letter| letter == '%')
+/// Quotes a path of a list for systemd.exec(5), which has no variables there.
+fn quote_path(path: &Path) -> String {
+    quote(path.as_os_str(), |letter| letter == '%')
 }
 
-/// A word in quotes if it needs them. What `is_doubled` stands for itself only twice.
-fn quoted(word: &OsStr, is_doubled: impl Fn(char) -> bool) -> String {
+/// Quotes a word if necessary. Characters for which `is_doubled` holds are escaped by doubling.
+fn quote(word: &OsStr, is_doubled: impl Fn(char) -> bool) -> String {
     let text = word.to_string_lossy();
     let mut quoted = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -173,19 +174,19 @@ fn quoted(word: &OsStr, is_doubled: impl Fn(char) -> bool) -> String {
     if is_plain { quoted } else { format!("\"{quoted}\"") }
 }
 
-fn permissions(unit: &Unit, given: &Given) -> Vec<Setting> {
+fn permissions(unit: &Unit, context: &Context) -> Vec<Setting> {
     let mut settings = Vec::new();
     let mut add = |line: String, why| settings.push(Setting { line, why });
-    let is_another_users = unit.is_on("DynamicUser")
+    let has_other_user = unit.is_on("DynamicUser")
         || unit.value("User").is_some_and(|user| !matches!(user, "" | "root" | "0"));
-    if is_another_users {
+    if has_other_user {
         add(format!("SupplementaryGroups={GROUP}"), "its user may open /dev/userfaultfd");
     }
     let has_private_devices = unit.is_on("PrivateDevices");
     if has_private_devices {
         add(format!("BindPaths={DEVICE}"), "its /dev has this device too (PrivateDevices=)");
     }
-    // Alone, it would refuse every other device.
+    // DeviceAllow= alone would refuse every other device.
     let is_restricted = has_private_devices
         || matches!(unit.value("DevicePolicy"), Some("closed" | "strict"))
         || !unit.list("DeviceAllow").is_empty();
@@ -194,17 +195,19 @@ fn permissions(unit: &Unit, given: &Given) -> Vec<Setting> {
     }
     if !unit.list("NoExecPaths").is_empty() {
         add(
-            format!("ExecPaths={} {}", listed(given.command), listed(given.library)),
+            format!("ExecPaths={} {}", quote_path(context.command), quote_path(context.library)),
             "uncopy may be executed and its library mapped (NoExecPaths=)",
         );
     }
-    let names =
-        |name: &str| given.options.iter().any(|option| option.as_bytes().starts_with(name.as_bytes()));
-    if names("--log") && !unit.list("SystemCallFilter").is_empty() {
+    let has_option =
+        |name: &str| context.options.iter().any(|option| option.as_bytes().starts_with(name.as_bytes()));
+    if has_option("--log") && !unit.list("SystemCallFilter").is_empty() {
         add(format!("SystemCallFilter={CALLS_OF_LOGS}"), "who keeps its logs lets others go first");
     }
     let families = unit.list("RestrictAddressFamilies");
-    if (names("--lanes") || names("--net")) && families.first().is_some_and(|first| !first.starts_with('~')) {
+    if (has_option("--lanes") || has_option("--net"))
+        && families.first().is_some_and(|first| !first.starts_with('~'))
+    {
         add("RestrictAddressFamilies=AF_UNIX AF_NETLINK".to_owned(), "how lanes find their other end");
     }
     settings
@@ -214,17 +217,17 @@ fn permissions(unit: &Unit, given: &Given) -> Vec<Setting> {
 mod tests {
     use super::*;
 
-    fn words(command: &str, options: &[&str]) -> Result<String, Refused> {
+    fn words(command: &str, options: &[&str]) -> Result<String, DropInError> {
         let options: Vec<OsString> = options.iter().map(OsString::from).collect();
-        let root = Image::open(Path::new("/")).expect("this system");
-        let given = Given {
+        let root = Root::open(Path::new("/")).expect("this system");
+        let context = Context {
             root: &root,
             command: Path::new("/usr/bin/uncopy"),
             library: Path::new("/usr/lib/uncopy/libuncopy.so"),
             options: &options,
             is_users: false,
         };
-        wrapped(command, &given)
+        wrap_command(command, &context)
     }
 
     #[test]
@@ -261,18 +264,18 @@ mod tests {
             ("it's", "\"it's\""),
             (";", "\";\""),
         ] {
-            assert_eq!(word(OsStr::new(text)), written, "{text}");
+            assert_eq!(quote_word(OsStr::new(text)), written, "{text}");
         }
-        assert_eq!(listed(Path::new("/a$b %")), "\"/a$b %%\"");
+        assert_eq!(quote_path(Path::new("/a$b %")), "\"/a$b %%\"");
     }
 
     #[test]
     fn nothing_that_ends_a_line_is_written() {
         for text in ["a\nUser=root", "a\rb", "a\0b", "\x1b[2J", "\u{85}"] {
-            assert!(!can_be_written(OsStr::new(text)), "{text:?}");
+            assert!(!is_unit_text(OsStr::new(text)), "{text:?}");
         }
-        assert!(!can_be_written(OsStr::from_bytes(b"\xff")));
-        assert!(can_be_written(OsStr::new("größe\t=1")));
+        assert!(!is_unit_text(OsStr::from_bytes(b"\xff")));
+        assert!(is_unit_text(OsStr::new("größe\t=1")));
         let refused = words("/bin/sh -c x\rUser=root", &[]).expect_err("two lines to systemd").to_string();
         assert!(refused.contains("control characters") && !refused.contains('\r'), "{refused}");
     }

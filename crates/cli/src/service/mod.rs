@@ -1,16 +1,17 @@
-//! `uncopy service NAME`: lets a service of systemd run under uncopy, by a drop-in beside its unit, and undoes that.
+//! `uncopy service NAME`: makes a service of systemd run under uncopy by a drop-in for its unit,
+//! and undoes that.
 
-pub mod line;
+pub mod args;
 
 mod drop_in;
-mod image;
+mod root;
 mod unit;
 
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted, Reason};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, InvalidValue, Quoted, Reason};
 use crate::{library, os};
 use clap::ArgMatches;
-use drop_in::{Given, Setting};
-use image::{At, Image};
+use drop_in::{Context, Setting};
+use root::{Root, RootPath};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io;
@@ -18,77 +19,78 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use unit::Unit;
 
-/// After those that people and other packages have, whose names begin with lower numbers.
+/// Name of the drop-in. Those of people and other packages begin with lower numbers, so this one
+/// counts last.
 const FILE_NAME: &str = "90-uncopy.conf";
-/// How the file begins; the checksum of what follows is behind it.
+/// Beginning of the drop-in; a checksum of the lines below follows.
 const MARK: &str = "# Written by 'uncopy service'; 'uncopy service --remove' takes it back. Checksum ";
 
-/// Longest drop-in that is read, bytes.
+/// Maximum size of a drop-in that is read, bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What the command line asks for.
-struct Asked<'a> {
+/// Request of the command line.
+struct Request<'a> {
     name: &'a str,
-    root: &'a Image,
-    /// The user's home, for a service of the user's own manager. It lies in this system, whatever the root is.
-    home: Option<At<'a>>,
+    root: &'a Root,
+    /// User's home, for a service of the user's own manager. The home is on this system, whatever
+    /// the root is.
+    home: Option<RootPath<'a>>,
     options: Vec<OsString>,
 }
 
-/// Does what the command line asks for.
+/// Runs the command line `service …`.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let name = matches.get_one::<String>(line::NAME).map(String::as_str).unwrap_or_default();
-    let root = matches.get_one::<PathBuf>(line::ROOT_DIRECTORY).cloned().unwrap_or_else(|| "/".into());
-    let opened =
-        [root.as_path(), Path::new("/")].map(|path| Image::open(path).map_err(|error| (path, error)));
+    let name = matches.get_one::<String>(args::NAME).map(String::as_str).unwrap_or_default();
+    let root = matches.get_one::<PathBuf>(args::ROOT_DIRECTORY).cloned().unwrap_or_else(|| "/".into());
+    let opened = [root.as_path(), Path::new("/")].map(|path| Root::open(path).map_err(|error| (path, error)));
     let (root, host) = match opened {
         [Ok(root), Ok(host)] => (root, host),
         [Err((path, error)), _] | [_, Err((path, error))] => {
-            output::complain(cannot("open", path, &error));
+            output::print_message(cannot("open", path, &error));
             return EXIT_FAILURE;
         }
     };
     let options: Vec<OsString> =
-        matches.get_many::<OsString>(line::OPTIONS).unwrap_or_default().cloned().collect();
-    if let Some(option) = options.iter().find(|option| !drop_in::can_be_written(option)) {
+        matches.get_many::<OsString>(args::OPTIONS).unwrap_or_default().cloned().collect();
+    if let Some(option) = options.iter().find(|option| !drop_in::is_unit_text(option)) {
         let legal = "text without control characters: it becomes a line of a unit";
-        output::complain(Illegal::new("an option of run", option, legal));
+        output::print_message(InvalidValue::new("an option of run", option, legal));
         return EXIT_USAGE;
     }
-    if let Err(why) = check(&options) {
-        return crate::line::answer(&why);
+    if let Err(why) = check_options(&options) {
+        return crate::args::print_clap_error(&why);
     }
-    let home = if matches.get_flag(line::USER) {
+    let home = if matches.get_flag(args::USER) {
         let Some(home) = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute()) else {
-            output::complain("HOME is not set, and units of a user lie below it");
+            output::print_message("HOME is not set, and units of a user lie below it");
             return EXIT_USAGE;
         };
-        Some(host.at(home))
+        Some(host.path(home))
     } else {
         None
     };
-    let asked = Asked { name, root: &root, home, options };
-    let done = if matches.get_flag(line::REMOVE) {
-        remove(&asked)
+    let request = Request { name, root: &root, home, options };
+    let result = if matches.get_flag(args::REMOVE) {
+        remove(&request)
     } else {
-        write(&asked, matches.get_flag(line::PRINT))
+        write(&request, matches.get_flag(args::PRINT))
     };
-    match done {
+    match result {
         Ok(text) => output::print(text.as_bytes(), EXIT_OK),
         Err(why) => {
-            output::complain(why);
+            output::print_message(why);
             EXIT_FAILURE
         }
     }
 }
 
-/// Whether `uncopy run` takes these options; what it would say.
-fn check(options: &[OsString]) -> Result<(), clap::Error> {
+/// Checks that `uncopy run` takes these options; otherwise returns its error.
+fn check_options(options: &[OsString]) -> Result<(), clap::Error> {
     let words = [OsString::from("run")].into_iter().chain(options.iter().cloned());
-    let mut run = crate::line::run();
+    let mut run = crate::args::run();
     let matches = run.try_get_matches_from_mut(words.chain(["--".into(), "true".into()]))?;
-    // Anything else would be a command of its own in front of the unit's.
-    if crate::line::command(&matches) == ["true"] {
+    // Any other word would be a command in front of the unit's.
+    if crate::args::command(&matches) == ["true"] {
         Ok(())
     } else {
         Err(run.error(
@@ -98,9 +100,9 @@ fn check(options: &[OsString]) -> Result<(), clap::Error> {
     }
 }
 
-impl<'a> Asked<'a> {
-    /// Where the drop-in lies.
-    fn place(&self, unit_name: &str) -> At<'a> {
+impl<'a> Request<'a> {
+    /// Returns the path of the drop-in.
+    fn drop_in_path(&self, unit_name: &str) -> RootPath<'a> {
         let directories = unit::directories(self.root, self.home.as_ref());
         directories[0].join(format!("{unit_name}.d")).join(FILE_NAME)
     }
@@ -114,12 +116,12 @@ impl<'a> Asked<'a> {
         format!("{sudo}systemctl{user}")
     }
 
-    /// Whether its service manager runs here and has to be told.
+    /// Whether the service manager runs here and must be reloaded.
     fn is_running(&self) -> bool {
         self.root.is_host() && Path::new("/run/systemd/system").is_dir()
     }
 
-    /// Lets the service manager read its units again; what to type where that did not work.
+    /// Reloads the service manager. Returns the command to type if that failed.
     fn reload(&self) -> Option<String> {
         if !self.is_running() {
             return None;
@@ -140,64 +142,64 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> String {
     format!("cannot {what} {}: {}{hint}", Quoted(path.as_os_str()), Reason(error))
 }
 
-fn write(asked: &Asked, only_prints: bool) -> Result<String, String> {
-    let unit = asked.unit()?;
+fn write(request: &Request, only_prints: bool) -> Result<String, String> {
+    let unit = request.unit()?;
     let command =
         std::env::current_exe().map_err(|error| format!("/proc is not mounted: {}", Reason(&error)))?;
     let library = library::locate()?;
-    let given = Given {
-        root: asked.root,
+    let context = Context {
+        root: request.root,
         command: &command,
         library: &library,
-        options: &asked.options,
-        is_users: asked.home.is_some(),
+        options: &request.options,
+        is_users: request.home.is_some(),
     };
-    let settings = drop_in::settings(&unit, &given).map_err(|why| format!("{} {why}", unit.name))?;
+    let settings = drop_in::settings(&unit, &context).map_err(|why| format!("{} {why}", unit.name))?;
     let body = body(&settings);
     let text = format!("{MARK}{:08x}\n{body}", crc32c::crc32c(body.as_bytes()));
     if only_prints {
         return Ok(text);
     }
-    let place = asked.place(&unit.name);
-    let path = place.shown();
-    if existing(&place)? == Existing::Edited {
+    let drop_in_path = request.drop_in_path(&unit.name);
+    let path = drop_in_path.host_path();
+    if existing(&drop_in_path)? == Existing::Edited {
         return Err(format!(
             "{} was changed by somebody; remove it, or see what would be written: uncopy service --print {}",
             Quoted(path.as_os_str()),
-            asked.name
+            request.name
         ));
     }
-    // systemd takes no file whose name does not end in .conf.
-    let beside = format!(".{FILE_NAME}.{}", std::process::id());
-    place.replace(text.as_bytes(), &beside).map_err(|error| cannot("write", &path, &error))?;
-    let mut said = format!("wrote {}:\n", path.display());
+    // systemd ignores files whose names do not end in .conf.
+    let temp_name = format!(".{FILE_NAME}.{}", std::process::id());
+    drop_in_path.replace(text.as_bytes(), &temp_name).map_err(|error| cannot("write", &path, &error))?;
+    let mut message = format!("wrote {}:\n", path.display());
     for setting in &settings {
-        let _ = writeln!(said, "  {}\n      {}", setting.line, setting.why);
+        let _ = writeln!(message, "  {}\n      {}", setting.line, setting.why);
     }
     if settings.iter().any(|setting| setting.line.starts_with("SupplementaryGroups="))
-        && asked.root.is_host()
+        && request.root.is_host()
         && os::group_id(c"uncopy").is_none()
     {
         let _ = writeln!(
-            said,
+            message,
             "the group uncopy is missing, without which the service does not start; make it first: {}groupadd --system uncopy, \
              and see uncopy doctor",
             sudo()
         );
     }
-    if let Some(command) = asked.reload() {
-        let _ = writeln!(said, "systemd does not know of it yet: {command}");
+    if let Some(command) = request.reload() {
+        let _ = writeln!(message, "systemd does not know of it yet: {command}");
     }
     let _ = writeln!(
-        said,
+        message,
         "next: {} restart {name}, then {}uncopy ps; undo: {}uncopy service{} --remove {name}",
-        asked.systemctl(),
+        request.systemctl(),
         sudo(),
-        if asked.home.is_some() { "" } else { sudo() },
-        if asked.home.is_some() { " --user" } else { "" },
+        if request.home.is_some() { "" } else { sudo() },
+        if request.home.is_some() { " --user" } else { "" },
         name = unit.name.trim_end_matches(".service"),
     );
-    Ok(said)
+    Ok(message)
 }
 
 fn body(settings: &[Setting]) -> String {
@@ -208,15 +210,15 @@ fn body(settings: &[Setting]) -> String {
     text
 }
 
-fn remove(asked: &Asked) -> Result<String, String> {
-    // The unit may be gone, and its drop-in still there.
-    let name = match asked.unit() {
+fn remove(request: &Request) -> Result<String, String> {
+    // The unit may be gone while its drop-in still exists.
+    let name = match request.unit() {
         Ok(unit) => unit.name,
-        Err(_) => unit::full_name(asked.name).map_err(|why| why.to_string())?,
+        Err(_) => unit::full_name(request.name).map_err(|why| why.to_string())?,
     };
-    let place = asked.place(&name);
-    let path = place.shown();
-    match existing(&place)? {
+    let drop_in_path = request.drop_in_path(&name);
+    let path = drop_in_path.host_path();
+    match existing(&drop_in_path)? {
         Existing::Missing => return Ok(format!("{name} does not run under uncopy by this command\n")),
         Existing::Edited => {
             return Err(format!(
@@ -228,29 +230,29 @@ fn remove(asked: &Asked) -> Result<String, String> {
         }
         Existing::Ours => {}
     }
-    place.remove().map_err(|error| cannot("remove", &path, &error))?;
-    let mut said = format!("removed {}\n", path.display());
-    if let Some(command) = asked.reload() {
-        let _ = writeln!(said, "systemd does not know of it yet: {command}");
+    drop_in_path.remove().map_err(|error| cannot("remove", &path, &error))?;
+    let mut message = format!("removed {}\n", path.display());
+    if let Some(command) = request.reload() {
+        let _ = writeln!(message, "systemd does not know of it yet: {command}");
     }
-    let _ = writeln!(said, "next: {} restart {}", asked.systemctl(), name.trim_end_matches(".service"));
-    Ok(said)
+    let _ = writeln!(message, "next: {} restart {}", request.systemctl(), name.trim_end_matches(".service"));
+    Ok(message)
 }
 
-/// What lies where the drop-in goes.
+/// State of the file at the drop-in's path.
 #[derive(PartialEq, Eq)]
 enum Existing {
     Missing,
     Ours,
-    /// Another one's, or ours with changes.
+    /// Written by somebody else, or changed.
     Edited,
 }
 
-fn existing(place: &At) -> Result<Existing, String> {
-    let text = match place.read(MAX_FILE_BYTES) {
+fn existing(drop_in_path: &RootPath) -> Result<Existing, String> {
+    let text = match drop_in_path.read(MAX_FILE_BYTES) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Existing::Missing),
-        Err(error) => return Err(cannot("read", &place.shown(), &error)),
+        Err(error) => return Err(cannot("read", &drop_in_path.host_path(), &error)),
     };
     let is_ours =
         text.strip_prefix(MARK).and_then(|rest| rest.split_once('\n')).is_some_and(|(sum, body)| {

@@ -1,15 +1,15 @@
-//! A service's unit as it lies in files: systemd.unit(5)'s load path, drop-ins, and the settings of `[Service]`. Nothing is asked
-//! of a running systemd, so an image's or another root's units are read the same way.
+//! Unit of a service as files define it: systemd.unit(5)'s load path, drop-ins, and the settings of
+//! `[Service]`. No running systemd is asked, so units of an image are read in the same way.
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::image::{At, Image};
+use super::root::{Root, RootPath};
 use crate::output::{Quoted, Reason};
 
-/// Where units of the system lie, the first wins.
+/// Load path of system units, highest precedence first.
 const SYSTEM: [&str; 7] = [
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -19,7 +19,7 @@ const SYSTEM: [&str; 7] = [
     "/lib/systemd/system",
     "/run/systemd/generator.late",
 ];
-/// Where users' lie, behind `~/.config/systemd/user`.
+/// Load path of users' units, after `~/.config/systemd/user`.
 const USER: [&str; 5] = [
     "/etc/systemd/user",
     "/run/systemd/user",
@@ -27,21 +27,20 @@ const USER: [&str; 5] = [
     "/usr/lib/systemd/user",
     "/lib/systemd/user",
 ];
-/// Longest unit file that is read, bytes.
+/// Maximum size of a unit file that is read, bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 const SUFFIX: &str = ".service";
 
-/// Why a unit cannot be had. `Display` is a whole message.
+/// Error in reading a unit. `Display` is a complete message.
 #[derive(Debug)]
-pub enum Unfound {
-    /// No unit has this name.
+pub enum UnitError {
     Missing {
         name: String,
         root: PathBuf,
     },
-    /// It is linked to /dev/null.
+    /// The unit is linked to /dev/null.
     Masked(String),
-    /// A name that no service can have.
+    /// No service can have this name.
     Illegal(String),
     Io {
         path: PathBuf,
@@ -49,7 +48,7 @@ pub enum Unfound {
     },
 }
 
-impl fmt::Display for Unfound {
+impl fmt::Display for UnitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing { name, root } => {
@@ -68,11 +67,12 @@ impl fmt::Display for Unfound {
     }
 }
 
-/// A service's name, with its suffix: `redis-server.service`, `name@.service`, `name@instance.service`.
+/// Returns a service's name with its suffix: `redis-server.service`, `name@.service`,
+/// `name@instance.service`.
 ///
 /// # Errors
-/// [`Unfound::Illegal`] for what systemd.unit(5) does not allow.
-pub fn full_name(name: &str) -> Result<String, Unfound> {
+/// [`UnitError::Illegal`] for names that systemd.unit(5) does not allow.
+pub fn full_name(name: &str) -> Result<String, UnitError> {
     let stem = name.strip_suffix(SUFFIX).unwrap_or(name);
     let is_legal = |letter: char| letter.is_ascii_alphanumeric() || ":-_.\\@".contains(letter);
     let other_kind = [".socket", ".timer", ".target", ".mount", ".path", ".slice", ".device"];
@@ -82,47 +82,44 @@ pub fn full_name(name: &str) -> Result<String, Unfound> {
         || !stem.chars().all(is_legal)
         || other_kind.iter().any(|kind| stem.ends_with(kind))
     {
-        return Err(Unfound::Illegal(name.to_owned()));
+        return Err(UnitError::Illegal(name.to_owned()));
     }
     Ok(format!("{stem}{SUFFIX}"))
 }
 
-/// The template of an instance's name.
+/// Returns the template of an instance's name.
 fn template(name: &str) -> Option<String> {
     let (stem, instance) = name.strip_suffix(SUFFIX)?.split_once('@')?;
     (!instance.is_empty()).then(|| format!("{stem}@{SUFFIX}"))
 }
 
-/// A service.
+/// Unit of a service with its drop-ins.
 #[derive(Debug, Default)]
 pub struct Unit {
-    /// Its name; where an alias was asked for, what that stands for.
+    /// Name of the unit; for an alias, that of the alias's target.
     pub name: String,
     /// Settings of `[Service]` in the order in which systemd reads them.
     settings: Vec<(String, String)>,
 }
 
 impl Unit {
-    /// Reads a unit and its drop-ins, without the drop-in called `without`.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub fn read(root: &Image, home: Option<&At>, name: &str, without: &str) -> Result<Self, Unfound> {
+    /// Reads a unit and its drop-ins, except the drop-in called `without`.
+    pub fn read(root: &Root, home: Option<&RootPath>, name: &str, without: &str) -> Result<Self, UnitError> {
         let directories = directories(root, home);
-        let asked = full_name(name)?;
-        let named = |name: &str| directories.iter().map(|at| at.join(name)).find(At::exists);
-        let found = named(&asked).or_else(|| named(&template(&asked)?));
+        let requested = full_name(name)?;
+        let named = |name: &str| directories.iter().map(|path| path.join(name)).find(RootPath::exists);
+        let found = named(&requested).or_else(|| named(&template(&requested)?));
         let Some(found) = found else {
-            return Err(Unfound::Missing { name: asked, root: root.at("/").shown() });
+            return Err(UnitError::Missing { name: requested, root: root.path("/").host_path() });
         };
-        let name = canonical_name(&found, &asked);
+        let name = canonical_name(&found, &requested);
         if found.is_null() {
-            return Err(Unfound::Masked(name));
+            return Err(UnitError::Masked(name));
         }
         let mut unit = Self { name, settings: Vec::new() };
         unit.add(&found)?;
         for drop_in in drop_ins(&directories, &unit.name) {
-            // One that is masked has nothing.
+            // A masked drop-in has no settings.
             if drop_in.file_name() != Some(without.as_ref()) && !drop_in.is_null() {
                 unit.add(&drop_in)?;
             }
@@ -130,13 +127,14 @@ impl Unit {
         Ok(unit)
     }
 
-    fn add(&mut self, at: &At) -> Result<(), Unfound> {
-        let bytes = at.read(MAX_FILE_BYTES).map_err(|error| Unfound::Io { path: at.shown(), error })?;
+    fn add(&mut self, path: &RootPath) -> Result<(), UnitError> {
+        let bytes =
+            path.read(MAX_FILE_BYTES).map_err(|error| UnitError::Io { path: path.host_path(), error })?;
         self.settings.extend(parse(&String::from_utf8_lossy(&bytes)));
         Ok(())
     }
 
-    /// The values of a setting that is a list: an empty one takes back those before it.
+    /// Returns the values of a list setting. An empty assignment discards those before it.
     pub fn list(&self, key: &str) -> Vec<&str> {
         let mut values = Vec::new();
         for (_, value) in self.settings.iter().filter(|(other, _)| other == key) {
@@ -149,44 +147,46 @@ impl Unit {
         values
     }
 
-    /// The value of a setting that has one: the last.
+    /// Returns the value of a setting, which is its last assignment.
     pub fn value(&self, key: &str) -> Option<&str> {
         self.settings.iter().rev().find(|(other, _)| other == key).map(|(_, value)| value.as_str())
     }
 
-    /// Whether a setting is switched on.
+    /// Whether a boolean setting is on.
     pub fn is_on(&self, key: &str) -> bool {
         matches!(self.value(key), Some("1" | "yes" | "true" | "on" | "y" | "t"))
     }
 }
 
-/// Where units are looked for.
-pub fn directories<'a>(root: &'a Image, home: Option<&At<'a>>) -> Vec<At<'a>> {
+/// Returns the load path of units.
+pub fn directories<'a>(root: &'a Root, home: Option<&RootPath<'a>>) -> Vec<RootPath<'a>> {
     match home {
-        None => SYSTEM.iter().map(|path| root.at(*path)).collect(),
+        None => SYSTEM.iter().map(|path| root.path(*path)).collect(),
         Some(home) => std::iter::once(home.join(".config/systemd/user"))
-            .chain(USER.iter().map(|path| root.at(*path)))
+            .chain(USER.iter().map(|path| root.path(*path)))
             .collect(),
     }
 }
 
-/// The name of what an alias is linked to; an instance keeps its own.
-fn canonical_name(found: &At, asked: &str) -> String {
-    let target = found.link();
+/// Returns the name of an alias's target. An instance keeps its own name.
+fn canonical_name(found: &RootPath, requested: &str) -> String {
+    let target = found.link_target();
     let name = target.as_deref().and_then(Path::file_name).and_then(OsStr::to_str);
     match name {
-        Some(name) if template(asked).is_none() => {
-            full_name(name).ok().filter(|_| name.ends_with(SUFFIX)).unwrap_or_else(|| asked.to_owned())
+        Some(name) if template(requested).is_none() => {
+            full_name(name).ok().filter(|_| name.ends_with(SUFFIX)).unwrap_or_else(|| requested.to_owned())
         }
-        _ => asked.to_owned(),
+        _ => requested.to_owned(),
     }
 }
 
-/// The drop-ins of a unit, in the order of their file names; of equal ones the first directory's.
-fn drop_ins<'a>(directories: &[At<'a>], name: &str) -> Vec<At<'a>> {
+/// Returns the drop-ins of a unit in the order of their file names. Of equal names the first
+/// directory's counts.
+fn drop_ins<'a>(directories: &[RootPath<'a>], name: &str) -> Vec<RootPath<'a>> {
     let names = template(name).into_iter().chain([name.to_owned()]);
-    let mut found: Vec<At> = Vec::new();
-    for directory in names.flat_map(|name| directories.iter().map(move |at| at.join(format!("{name}.d")))) {
+    let mut found: Vec<RootPath> = Vec::new();
+    for directory in names.flat_map(|name| directories.iter().map(move |path| path.join(format!("{name}.d"))))
+    {
         for name in directory.names() {
             let is_drop_in = Path::new(&name).extension() == Some("conf".as_ref());
             if is_drop_in && !found.iter().any(|other| other.file_name() == Some(&name)) {
@@ -198,7 +198,7 @@ fn drop_ins<'a>(directories: &[At<'a>], name: &str) -> Vec<At<'a>> {
     found
 }
 
-/// The settings of `[Service]`.
+/// Parses the settings of `[Service]`.
 fn parse(text: &str) -> Vec<(String, String)> {
     let mut settings = Vec::new();
     let mut section = String::new();

@@ -1,67 +1,67 @@
-//! `uncopy top`: the processes under uncopy, live.
+//! `uncopy top`: shows the processes under uncopy, live.
 
-pub mod line;
-mod picture;
+pub mod args;
 mod rates;
 mod sites;
 mod terminal;
+mod ui;
 
 use crate::live::shared_memory;
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Reason};
-use crate::processes::Wanted;
+use crate::processes::Selector;
 use crate::sweep::sweep;
 use clap::ArgMatches;
-use picture::{Known, Picture};
 use ratatui_termion::termion::event::Key;
 use rates::{Order, Rates};
 use sites::Sites;
 use std::io;
 use std::time::{Duration, Instant};
 use terminal::{Input, Screen};
+use ui::{SiteInfo, Ui};
 
-/// Longest time between looks, seconds.
+/// Maximum refresh interval, seconds.
 const MAX_INTERVAL_S: u32 = 3600;
 
-/// Shows them until a key or a signal ends it.
+/// Shows the processes until a key or a signal ends the command.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let wanted = match Wanted::all_of(matches, line::PROCESSES) {
+    let wanted = match Selector::parse_all(matches, args::PROCESSES) {
         Ok(wanted) => wanted,
         Err(status) => return status,
     };
     sweep(shared_memory());
-    let screen = match Screen::take() {
+    let screen = match Screen::acquire() {
         Ok(Some(screen)) => screen,
         Ok(None) => {
-            output::complain("top needs a terminal; without one: uncopy ps");
+            output::print_message("top needs a terminal; without one: uncopy ps");
             return EXIT_FAILURE;
         }
         Err(error) => return failed(&error),
     };
-    let interval_s = matches.get_one::<u32>(line::INTERVAL).copied().unwrap_or(1);
+    let interval_s = matches.get_one::<u32>(args::INTERVAL).copied().unwrap_or(1);
     let mut top = Top {
         screen,
         rates: Rates::new(wanted),
         sites: Sites::new(),
-        known: Known::Nothing,
+        site_info: SiteInfo::NotRecorded,
         selected: None,
         order: Order::Elided,
-        is_held: false,
+        is_paused: false,
         interval_s,
     };
-    let done = top.run();
-    // The terminal is given back before anything is written to it.
+    let result = top.run();
+    // Restores the terminal before anything is written to it.
     drop(top);
-    match done {
+    match result {
         Ok(()) => EXIT_OK,
-        // The terminal is gone.
+        // EIO: the terminal is gone.
         Err(error) if error.raw_os_error() == Some(libc::EIO) => EXIT_OK,
         Err(error) => failed(&error),
     }
 }
 
 fn failed(error: &io::Error) -> u8 {
-    output::complain(format_args!("cannot use the terminal: {}", Reason(error)));
+    output::print_message(format_args!("cannot use the terminal: {}", Reason(error)));
     EXIT_FAILURE
 }
 
@@ -69,26 +69,26 @@ struct Top {
     screen: Screen,
     rates: Rates,
     sites: Sites,
-    known: Known,
-    /// The process that is selected, by its id: the list changes its order.
+    site_info: SiteInfo,
+    /// Pid of the selected process; its index changes with the order of the list.
     selected: Option<u32>,
     order: Order,
-    is_held: bool,
+    is_paused: bool,
     interval_s: u32,
 }
 
 impl Top {
     fn run(&mut self) -> io::Result<()> {
         loop {
-            if !self.is_held {
+            if !self.is_paused {
                 self.rates.refresh(self.order);
             }
-            self.look_at_selected();
+            self.update_selected();
             let deadline = Instant::now() + Duration::from_secs(self.interval_s.into());
             self.draw()?;
             while let Some(input) = self.screen.next(deadline)? {
                 match input {
-                    Input::Key(key) if self.ends(key)? => return Ok(()),
+                    Input::Key(key) if self.handle_key(key)? => return Ok(()),
                     Input::Key(_) | Input::Redraw => self.draw()?,
                     Input::End => return Ok(()),
                 }
@@ -96,8 +96,8 @@ impl Top {
         }
     }
 
-    /// Does what a key says; whether that is to end.
-    fn ends(&mut self, key: Key) -> io::Result<bool> {
+    /// Handles a key. Returns whether the key ends the command.
+    fn handle_key(&mut self, key: Key) -> io::Result<bool> {
         match key {
             Key::Char('q') | Key::Esc | Key::Ctrl('c') => return Ok(true),
             Key::Ctrl('z') => self.screen.suspend()?,
@@ -105,7 +105,7 @@ impl Top {
             Key::Down | Key::Char('j') => self.select(1),
             Key::Char('<') | Key::Left => self.sort(-1),
             Key::Char('>') | Key::Right => self.sort(1),
-            Key::Char(' ') => self.is_held = !self.is_held,
+            Key::Char(' ') => self.is_paused = !self.is_paused,
             Key::Char('+') => self.interval_s = self.interval_s.saturating_mul(2).min(MAX_INTERVAL_S),
             Key::Char('-') => self.interval_s = (self.interval_s / 2).max(1),
             _ => {}
@@ -122,32 +122,32 @@ impl Top {
         let last = self.rates.rows.len().saturating_sub(1);
         let index = self.index().saturating_add_signed(steps).min(last);
         self.selected = self.rates.rows.get(index).map(|row| row.process.pid);
-        self.look_at_selected();
+        self.update_selected();
     }
 
     fn sort(&mut self, steps: isize) {
-        self.order = self.order.moved(steps);
+        self.order = self.order.shifted(steps);
         self.rates.sort(self.order);
     }
 
-    fn look_at_selected(&mut self) {
+    fn update_selected(&mut self) {
         let Some(row) = self.rates.rows.get(self.index()) else { return };
-        self.known = if row.process.user != os::effective_user_id() {
-            Known::Foreign
+        self.site_info = if row.process.user != os::effective_user_id() {
+            SiteInfo::OtherUser
         } else {
-            self.sites.of(row.process.pid).map_or(Known::Nothing, Known::Sites)
+            self.sites.sites_of(row.process.pid).map_or(SiteInfo::NotRecorded, SiteInfo::Sites)
         };
     }
 
     fn draw(&mut self) -> io::Result<()> {
-        let picture = Picture {
+        let ui = Ui {
             rates: &self.rates,
             selected: self.index(),
             order: self.order,
-            is_held: self.is_held,
+            is_paused: self.is_paused,
             interval_s: self.interval_s,
-            known: &self.known,
+            site_info: &self.site_info,
         };
-        self.screen.draw(|frame| picture.draw(frame))
+        self.screen.draw(|frame| ui.draw(frame))
     }
 }

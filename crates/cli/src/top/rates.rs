@@ -1,33 +1,33 @@
-//! What processes did since they were looked at before.
+//! Rates of processes between two refreshes.
 
 use crate::live;
-use crate::processes::{self, Process, Wanted, cpu_s};
+use crate::processes::{self, Process, Selector, cpu_s};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use uncopy_core::policy::trials::Finding;
 use uncopy_core::stats::Counter;
 
-/// A process may become one under uncopy, by executing a program: so old is what is known of those that are not.
-const KNOWN_FOR: Duration = Duration::from_secs(5);
-/// Rates that are kept of a process.
+/// Time after which a process that is not under uncopy is checked again, since it may execute a
+/// program under uncopy.
+const RECHECK_AFTER: Duration = Duration::from_secs(5);
+/// Number of rates kept for a process.
 pub const HISTORY: usize = 120;
 
-/// One process, and what it does in a second.
+/// Process with its rates.
 pub struct Row {
-    /// The process as it is.
     pub process: Process,
-    /// Bytes that are not copied.
+    /// Elided bytes per second.
     pub elided: f64,
-    /// Bytes that are.
+    /// Copied bytes per second.
     pub copied: f64,
-    /// Page faults.
+    /// Page faults per second.
     pub faults: f64,
     /// Processor time, in processors.
     pub cpu: f64,
-    /// Bytes not copied in a second, the latest last.
+    /// Elided bytes per second, the latest last.
     pub history: Vec<u64>,
-    looked: Instant,
+    sampled_at: Instant,
     cpu_s: f64,
 }
 
@@ -41,37 +41,38 @@ impl Row {
             faults: 0.0,
             cpu: 0.0,
             history: Vec::new(),
-            looked: Instant::now(),
+            sampled_at: Instant::now(),
             cpu_s,
         }
     }
 
-    /// Looks at it again; false if it has ended.
+    /// Updates counters and rates. Returns false if the process has ended.
     fn refresh(&mut self) -> bool {
         let before = self.process.snapshot.clone();
         if self.process.refresh().is_err() {
             return false;
         }
-        let passed_s = self.looked.elapsed().as_secs_f64();
-        self.looked = Instant::now();
+        let elapsed_s = self.sampled_at.elapsed().as_secs_f64();
+        self.sampled_at = Instant::now();
         let after = &self.process.snapshot;
-        // A program that was executed begins at zero.
-        let rate = |counter| after.get(counter).saturating_sub(before.get(counter)) as f64 / passed_s;
+        // Counters restart at zero when the process executes a program.
+        let rate = |counter| after.get(counter).saturating_sub(before.get(counter)) as f64 / elapsed_s;
         self.elided = rate(Counter::ElidedBytes);
         self.copied = rate(Counter::CopiedBytes);
         self.faults = rate(Counter::Faults);
         if let Some(cpu_s) = cpu_s(self.process.pid) {
-            self.cpu = (cpu_s - self.cpu_s).max(0.0) / passed_s;
+            self.cpu = (cpu_s - self.cpu_s).max(0.0) / elapsed_s;
             self.cpu_s = cpu_s;
         }
         if self.history.len() == HISTORY {
             self.history.remove(0);
         }
-        self.history.push(whole(self.elided));
+        self.history.push(truncate(self.elided));
         true
     }
 
-    /// Processors that it would need more without eliding; `None`: not measured yet.
+    /// Returns the additional processors that the process would need without eliding; `None` if not
+    /// measured yet.
     pub fn saves(&self) -> Option<f64> {
         let standing = self.process.elision().filter(|standing| standing.finding != Finding::Unknown)?;
         let is_plausible = standing.ratio.is_finite() && standing.ratio > 0.0;
@@ -80,42 +81,37 @@ impl Row {
     }
 }
 
-/// A rate without its fraction.
-pub fn whole(rate: f64) -> u64 {
+/// Returns a rate without its fraction.
+pub fn truncate(rate: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         reason = "no rate is negative, and `as` stops at the largest number"
     )]
-    let whole = rate as u64;
-    whole
+    let truncate = rate as u64;
+    truncate
 }
 
-/// What the list is sorted by.
+/// Column by which the list is sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Bytes not copied in a second.
     Elided,
-    /// Bytes copied in a second.
     Copied,
-    /// Page faults in a second.
     Faults,
     /// Memory that uncopy keeps.
     Memory,
-    /// Processor time.
     Cpu,
-    /// Processor time that it saves.
+    /// Processor time saved by eliding.
     Saves,
-    /// Process id.
     Pid,
 }
 
 impl Order {
-    /// All, as their columns stand.
+    /// All orders, in the sequence of their columns.
     pub const ALL: [Self; 7] =
         [Self::Pid, Self::Elided, Self::Copied, Self::Faults, Self::Memory, Self::Cpu, Self::Saves];
 
-    /// The one `steps` columns further.
-    pub fn moved(self, steps: isize) -> Self {
+    /// Returns the order `steps` columns further, wrapping around.
+    pub fn shifted(self, steps: isize) -> Self {
         let at = Self::ALL.iter().position(|order| *order == self).unwrap_or(0);
         Self::ALL[(at as isize + steps).rem_euclid(Self::ALL.len() as isize) as usize]
     }
@@ -134,44 +130,44 @@ impl Order {
     }
 }
 
-/// The processes that are watched.
+/// Watched processes with their rates.
 pub struct Rates {
-    wanted: Vec<Wanted>,
-    /// What is sorted by `order`.
+    wanted: Vec<Selector>,
+    /// Rows in the current order.
     pub rows: Vec<Row>,
-    /// Those that are not under uncopy, and when that was found.
-    others: BTreeMap<u32, Instant>,
+    /// Processes that are not under uncopy, and when that was found.
+    not_under_uncopy: BTreeMap<u32, Instant>,
 }
 
 impl Rates {
-    /// Watches `wanted`, or all if that is empty.
-    pub fn new(wanted: Vec<Wanted>) -> Self {
-        Self { wanted, rows: Vec::new(), others: BTreeMap::new() }
+    /// Watches the processes of `wanted`, or all if it is empty.
+    pub fn new(wanted: Vec<Selector>) -> Self {
+        Self { wanted, rows: Vec::new(), not_under_uncopy: BTreeMap::new() }
     }
 
-    /// Looks at all of them.
+    /// Refreshes all rows and finds new processes.
     pub fn refresh(&mut self, order: Order) {
         self.rows.retain_mut(Row::refresh);
-        let running: Vec<u32> = processes::running().collect();
-        self.others.retain(|pid, found| found.elapsed() < KNOWN_FOR && running.binary_search(pid).is_ok());
+        let running: Vec<u32> = processes::visible_pids().collect();
+        self.not_under_uncopy
+            .retain(|pid, found| found.elapsed() < RECHECK_AFTER && running.binary_search(pid).is_ok());
         for pid in running {
-            let is_known =
-                self.others.contains_key(&pid) || self.rows.iter().any(|row| row.process.pid == pid);
+            let is_known = self.not_under_uncopy.contains_key(&pid)
+                || self.rows.iter().any(|row| row.process.pid == pid);
             if is_known {
                 continue;
             }
             let is_wanted = self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted.includes(pid));
-            match live::is_under_uncopy(pid).then(|| Process::look_known(pid)) {
+            match live::is_under_uncopy(pid).then(|| Process::read_known(pid)) {
                 Some(Ok(process)) if is_wanted => self.rows.push(Row::new(process)),
                 _ => {
-                    self.others.insert(pid, Instant::now());
+                    self.not_under_uncopy.insert(pid, Instant::now());
                 }
             }
         }
         self.sort(order);
     }
 
-    /// Sorts the rows.
     pub fn sort(&mut self, order: Order) {
         self.rows.sort_by(|left, right| order.compare(left, right));
     }
@@ -183,7 +179,7 @@ pub mod tests {
     use uncopy_core::policy::trials::{Standing, Standings};
     use uncopy_core::stats::Snapshot;
 
-    /// A process that elides `mib` MiB in a second.
+    /// Returns a row of a process that elides `mib` MiB per second.
     pub fn row(pid: u32, name: &str, mib: u32, ratio: Option<f64>) -> Row {
         let mut snapshot = Snapshot::empty(pid.into(), None);
         snapshot.values[Counter::ElidedBytes as usize] = 1 << 30;
@@ -216,7 +212,7 @@ pub mod tests {
         assert_eq!(pids(&rates), [2, 1, 3]);
         rates.sort(Order::Pid);
         assert_eq!(pids(&rates), [1, 2, 3]);
-        assert_eq!(Order::Pid.moved(-1), Order::Saves);
-        assert_eq!(Order::Saves.moved(1), Order::Pid);
+        assert_eq!(Order::Pid.shifted(-1), Order::Saves);
+        assert_eq!(Order::Saves.shifted(1), Order::Pid);
     }
 }

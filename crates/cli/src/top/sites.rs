@@ -1,4 +1,4 @@
-//! The call sites of a running process, out of the ledger of the `uncopy run --explain` that started it.
+//! Call sites of a running process, from the ledger of the `uncopy run --explain` that started it.
 
 use crate::explain::sites::{self, Site};
 use crate::os;
@@ -9,25 +9,25 @@ use std::path::PathBuf;
 use uncopy_core::ledger::{LEDGER_BYTES, Ledger};
 use uncopy_profile::symbols::Symbols;
 
-/// What readlink(2) says of a ledger's descriptor: see `explain`.
+/// Target of a ledger's link in /proc/PID/fd: see `explain`.
 const LEDGER_LINK: &str = "/memfd:uncopy-ledger (deleted)";
 
-/// Finds sites; names are looked up once.
+/// Reader of call sites that caches symbols and the last ledger.
 pub struct Sites {
     symbols: Symbols,
     ledger: Option<(u32, File)>,
 }
 
 impl Sites {
-    /// Knows nothing yet.
     pub fn new() -> Self {
         Self { symbols: Symbols::new(), ledger: None }
     }
 
-    /// Those of a process, the ones that matter most first; `None`: nobody notes them. The process must be of this user: files
-    /// that it names are read.
-    pub fn of(&mut self, pid: u32) -> Option<Vec<Site>> {
-        if self.ledger.as_ref().is_none_or(|(whose, _)| *whose != pid) {
+    /// Returns the call sites of a process, those with the largest effect first; `None` if no
+    /// ledger has the process. The process must belong to this user, because files that it names
+    /// are read.
+    pub fn sites_of(&mut self, pid: u32) -> Option<Vec<Site>> {
+        if self.ledger.as_ref().is_none_or(|(ledger_pid, _)| *ledger_pid != pid) {
             self.ledger = Some((pid, find(pid)?));
         }
         let (_, file) = self.ledger.as_ref()?;
@@ -37,15 +37,15 @@ impl Sites {
     }
 }
 
-/// The ledger in which a process has a slot.
+/// Finds the ledger in which a process has a slot.
 fn find(pid: u32) -> Option<File> {
-    let has_it = |file: &File| {
+    let has_process = |file: &File| {
         read(file).is_some_and(|ledger| ledger.processes.iter().any(|process| process.pid == pid))
     };
-    ledgers().find(has_it)
+    ledgers().find(has_process)
 }
 
-/// Every ledger that a command of this user has open.
+/// Returns every ledger that a command of this user has open.
 fn ledgers() -> impl Iterator<Item = File> {
     let user = os::effective_user_id();
     let is_command = move |entry: &fs::DirEntry| {

@@ -1,6 +1,6 @@
-//! The terminal while `uncopy top` has it, and its keys.
+//! Terminal of `uncopy top`: raw mode, screen and keys.
 
-use crate::os::child::{self, Watch};
+use crate::os::child::{self, BlockedSignals};
 use ratatui_core::layout::{Rect, Size};
 use ratatui_core::terminal::{Frame, Terminal, TerminalOptions, Viewport};
 use ratatui_termion::TermionBackend;
@@ -12,64 +12,68 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use std::io::{self, Stdout, Write as _};
 use std::time::{Duration, Instant};
 
-/// How long a signal or another size of the terminal may wait.
+/// Maximum delay until a signal or a resize is noticed.
 const TICK: Duration = Duration::from_millis(250);
-/// Bytes of keys that are taken at a time.
+/// Bytes of keys read at a time.
 const KEYS_BYTES: usize = 256;
 
-/// What came.
+/// Event for `uncopy top`.
 pub enum Input {
-    /// A key.
     Key(Key),
-    /// The picture must be drawn again.
+    /// The screen must be drawn again.
     Redraw,
-    /// Somebody or something ends it.
+    /// A signal, or the end of input, ends the command.
     End,
 }
 
-/// Of a terminal that does not say.
-const USUAL_SIZE: Size = Size::new(80, 24);
+/// Size of a terminal that reports none.
+const DEFAULT_SIZE: Size = Size::new(80, 24);
 
-/// The terminal, without its line discipline and with a screen of its own until it is dropped.
+/// Terminal in raw mode with the alternate screen, restored when dropped.
 pub struct Screen {
     terminal: Terminal<TermionBackend<Stdout>>,
     size: Size,
-    before: Termios,
-    watch: Watch,
+    original: Termios,
+    signals: BlockedSignals,
     keys: Vec<Key>,
 }
 
 impl Screen {
-    /// Takes the terminal; `None`: standard input or output is none.
-    pub fn take() -> io::Result<Option<Self>> {
+    /// Acquires the terminal; `None` if standard input or output is not a terminal.
+    pub fn acquire() -> io::Result<Option<Self>> {
         if !is_tty(&io::stdin()) || !is_tty(&io::stdout()) {
             return Ok(None);
         }
-        let before = tcgetattr(io::stdin())?;
-        let saved = before.clone();
-        let usual = std::panic::take_hook();
-        // A panic aborts: nothing is dropped.
+        let original = tcgetattr(io::stdin())?;
+        let saved = original.clone();
+        let default_hook = std::panic::take_hook();
+        // A panic aborts without dropping anything.
         std::panic::set_hook(Box::new(move |panic| {
-            give_back(&saved);
-            usual(panic);
+            restore(&saved);
+            default_hook(panic);
         }));
         let size = size();
-        let mut screen =
-            Self { terminal: terminal(size)?, size, before, watch: Watch::begin(), keys: Vec::new() };
+        let mut screen = Self {
+            terminal: terminal(size)?,
+            size,
+            original,
+            signals: BlockedSignals::begin(),
+            keys: Vec::new(),
+        };
         screen.enter()?;
         Ok(Some(screen))
     }
 
     fn enter(&mut self) -> io::Result<()> {
-        let mut raw = self.before.clone();
+        let mut raw = self.original.clone();
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
         write!(io::stdout(), "{ToAlternateScreen}{}", cursor::Hide)?;
-        self.renew()
+        self.reset()
     }
 
-    /// Begins with an empty picture, of the size that the terminal has.
-    fn renew(&mut self) -> io::Result<()> {
+    /// Clears the screen and adopts the terminal's size.
+    fn reset(&mut self) -> io::Result<()> {
         self.size = size();
         self.terminal = terminal(self.size)?;
         let mut output = io::stdout();
@@ -77,23 +81,23 @@ impl Screen {
         output.flush()
     }
 
-    /// Draws.
-    pub fn draw(&mut self, picture: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
+    pub fn draw(&mut self, render: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         if size() != self.size {
-            self.renew()?;
+            self.reset()?;
         }
-        self.terminal.draw(picture)?;
+        self.terminal.draw(render)?;
         Ok(())
     }
 
-    /// Stops this process as the terminal's key would have done, and takes the terminal again when it goes on.
+    /// Restores the terminal, stops this process as the terminal's key would, and acquires the
+    /// terminal again on continuation.
     pub fn suspend(&mut self) -> io::Result<()> {
-        give_back(&self.before);
+        restore(&self.original);
         child::stop();
         self.enter()
     }
 
-    /// The next input until `deadline`.
+    /// Returns the next event; `None` at `deadline`.
     pub fn next(&mut self, deadline: Instant) -> io::Result<Option<Input>> {
         loop {
             if !self.keys.is_empty() {
@@ -115,11 +119,11 @@ impl Screen {
             }
             let timeout = rustix::event::Timespec::try_from(left.min(TICK)).ok();
             let stdin = io::stdin();
-            let mut wanted = [PollFd::new(&stdin, PollFlags::IN)];
-            match poll(&mut wanted, timeout.as_ref()) {
+            let mut poll_fds = [PollFd::new(&stdin, PollFlags::IN)];
+            match poll(&mut poll_fds, timeout.as_ref()) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Ok(_) => {
-                    // Not through std's buffer, which poll knows nothing of.
+                    // Bypasses std's buffer, which poll does not see.
                     let mut bytes = [0; KEYS_BYTES];
                     match rustix::io::read(&stdin, &mut bytes)? {
                         0 => return Ok(Some(Input::End)),
@@ -134,34 +138,35 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back(&self.before);
-        self.watch.end();
+        restore(&self.original);
+        self.signals.end();
     }
 }
 
 fn size() -> Size {
-    let told = tcgetwinsize(io::stdout()).map(|size| Size::new(size.ws_col, size.ws_row));
-    told.ok().filter(|size| size.width > 0 && size.height > 0).unwrap_or(USUAL_SIZE)
+    let reported = tcgetwinsize(io::stdout()).map(|size| Size::new(size.ws_col, size.ws_row));
+    reported.ok().filter(|size| size.width > 0 && size.height > 0).unwrap_or(DEFAULT_SIZE)
 }
 
-/// One that never asks the terminal where its cursor is: the answer would come among the keys.
+/// Returns a terminal that never queries the position of the cursor: the answer would arrive among
+/// the keys.
 fn terminal(size: Size) -> io::Result<Terminal<TermionBackend<Stdout>>> {
     let viewport = Viewport::Fixed(Rect::from(size));
     Terminal::with_options(TermionBackend::new(io::stdout()), TerminalOptions { viewport })
 }
 
-fn give_back(before: &Termios) {
+fn restore(original: &Termios) {
     let mut output = io::stdout();
-    // There is nobody left to tell.
+    // A failure can be reported nowhere.
     let _ = write!(output, "{}{ToMainScreen}", cursor::Show).and_then(|()| output.flush());
-    let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
+    let _ = tcsetattr(io::stdin(), OptionalActions::Now, original);
 }
 
 fn keys(bytes: &[u8]) -> Vec<Key> {
     let mut rest = bytes.iter().map(|byte| Ok(*byte));
     let mut keys = Vec::new();
     while let Some(Ok(first)) = rest.next() {
-        // Escape alone is a key, too.
+        // A lone escape byte is a key, too.
         if first == 0x1b && rest.len() == 0 {
             keys.push(Key::Esc);
         } else if let Ok(Event::Key(key)) = parse_event(first, &mut rest) {

@@ -1,4 +1,4 @@
-//! `uncopy doctor`: its report, its verdict, and that `run` agrees with it.
+//! `uncopy doctor`: its report, its verdict, and agreement with `run`.
 
 use crate::stage::{NOBODY, Stage, finish, is_root, skip};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The report as JSON, and the exit status.
+/// Returns the report as JSON, and the exit status.
 fn report(stage: &Stage, command: &[&str]) -> (Value, Option<i32>) {
     let line = [&["doctor", "--json"], command].concat();
     let finished = finish(&mut stage.uncopy(&line));
@@ -141,7 +141,7 @@ fn programs_are_told_apart() {
     assert!(found.contains("env") && found.contains("run by"), "{found}");
 }
 
-/// What is said of a packaged program; `None`, reported, if it is not installed.
+/// Returns the report on a packaged program; `None`, reported as skipped, if it is not installed.
 fn of_packaged(stage: &Stage, test: &str, program: &str) -> Option<Value> {
     if !Path::new(program).exists() {
         skip(test, format!("{program} is not installed"));
@@ -157,7 +157,7 @@ fn packaged_programs_are_judged_by_what_they_consist_of() {
     for (program, check, part) in [
         ("/usr/sbin/nginx", "TLS", "OpenSSL (libssl.so"),
         ("/usr/bin/redis-server", "allocator", "jemalloc (libjemalloc.so"),
-        // By the library that it loads, not by itself.
+        // The library that curl loads has TLS, not curl itself.
         ("/usr/bin/curl", "TLS", "OpenSSL (libssl.so"),
         ("/usr/bin/openssl", "TLS", "connections with TLS gain nothing"),
         ("/usr/bin/python3", "language", "Python: "),
@@ -193,7 +193,7 @@ fn libraries_are_those_that_the_loader_finds() {
     let Some(stage) = Stage::with_library(TEST) else { return };
     let directory = stage.path("");
     let here = directory.to_str().expect("UTF-8");
-    // The program needs one library, which needs another one, which is found by its run path only.
+    // The program needs one library, which needs another, which only its run path finds.
     let uring = "int io_uring_queue_init(void) { return 0; }";
     let between = "#include <sys/socket.h>\nint io_uring_queue_init(void);\nvoid work(char *a, char *b, unsigned long n) {\n\
                    if (recv(0, a, n, 0) > 0) __builtin_memcpy(b, a, n);\n if (send(0, b, n, 0)) io_uring_queue_init(); }";
@@ -207,7 +207,7 @@ fn libraries_are_those_that_the_loader_finds() {
             shared(&["-Wl,--no-as-needed", first.to_str().expect("UTF-8"), &path], between, "libbetween.so")
         })
         .and_then(|second| {
-            // Libraries stand behind the source that needs them.
+            // Libraries follow the source that needs them.
             stage.compile(&["-Wl,--no-as-needed", second.to_str().expect("UTF-8"), &path], main, "linked")
         });
     if let Err(why) = built {
@@ -244,7 +244,7 @@ fn a_stored_profile_decides_unless_the_program_is_newer_or_it_is_damaged() {
     if let Err(why) = program {
         return skip(TEST, why);
     }
-    let sample = include_str!("../../../profile/samples/redis-set.json");
+    let sample = include_str!("../../../profiling/profile/samples/redis-set.json");
     let (without, _) = report(&stage, &["--", "./redis-server"]);
     assert_eq!((state(&without, "profile"), &without["worth"]), ("absent", &Value::from("probably not")));
 
@@ -340,7 +340,7 @@ fn a_member_of_the_devices_group_may_use_it() {
     let Some(minor) = minor.filter(|_| Path::new("/dev/userfaultfd").exists()) else {
         return skip(TEST, "there is no /dev/userfaultfd");
     };
-    // As 60-uncopy.rules does, on a file system that is there for this test alone.
+    // Does as 60-uncopy.rules does, on a file system in this test's mount namespace.
     let device = format!(
         "mount -t tmpfs none /mnt; mknod -m 660 /mnt/device c 10 {}; chgrp {GROUP} /mnt/device; \
          mount --bind /mnt/device /dev/userfaultfd",

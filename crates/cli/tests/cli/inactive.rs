@@ -3,10 +3,10 @@
 use crate::stage::{Stage, finish, skip};
 use std::fs;
 
-/// Shows whether the library is preloaded.
+/// Script that shows whether the library is preloaded.
 const SHOW: &str = "echo preload=$LD_PRELOAD fd=$UNCOPY_UFFD_FD";
 
-/// The one line on standard error.
+/// Returns the one line on standard error.
 fn line(why: &str) -> String {
     format!("uncopy: inactive: {why}; see 'uncopy doctor'\n")
 }
@@ -17,7 +17,7 @@ fn without_the_library_the_program_runs_plainly() {
     let mut command = stage.uncopy(&["run", "--", "sh", "-c", SHOW]);
     let finished = finish(command.env("UNCOPY_UFFD_FD", "77").env("LD_PRELOAD", "/old/libuncopy.so"));
     assert_eq!((finished.code, finished.text().as_str()), (Some(0), "preload= fd=\n"));
-    // The loader reports the outer library that does not exist, to this command and to no other.
+    // The loader reports the outer library that does not exist to this command and to no other.
     let ours: Vec<&str> = finished.errors.lines().filter(|line| line.starts_with("uncopy: ")).collect();
     assert_eq!(ours.len(), 1, "{}", finished.errors);
     assert!(ours[0].starts_with("uncopy: inactive: libuncopy.so not found in "), "{}", ours[0]);
@@ -81,7 +81,7 @@ fn a_sanitizers_program_runs_plainly() {
     assert!(errors.contains("inactive: LD_PRELOAD has libasan.so.8 of AddressSanitizer"), "{errors}");
 }
 
-/// The loader takes the library along to the program that is its argument.
+/// The loader preloads the library into the program that is its argument.
 #[test]
 fn the_loader_called_by_hand_is_reached() {
     let Some(stage) = Stage::with_library("loader") else { return };
@@ -127,7 +127,7 @@ fn without_permission_the_program_runs_plainly() {
 fn without_permission_a_log_is_kept_all_the_same() {
     const TEST: &str = "without_permission_a_log_is_kept_all_the_same";
     let Some(stage) = Stage::with_library("log-permission") else { return };
-    // Of the user that the program runs as.
+    // The log directory must belong to the user that the program runs as.
     let log = std::env::temp_dir().join(format!("uncopy-log-{}", std::process::id()));
     let show = "echo log=$UNCOPY_LOG_SOCKET heap=$UNCOPY_HEAP";
     let log_dir = log.to_str().expect("text");

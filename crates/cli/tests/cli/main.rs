@@ -1,5 +1,5 @@
-//! Drives the built command as a user would. None of it needs `libuncopy.so`: where a test wants
-//! one, it builds an empty library of that name beside a copy of the command.
+//! Tests that run the built command as a user would. None needs `libuncopy.so`: a test that wants
+//! one builds an empty library of that name beside a copy of the command.
 
 mod doctor;
 mod inactive;

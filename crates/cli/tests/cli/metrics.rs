@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A server, ended when dropped.
+/// Running server, killed when dropped.
 struct Server {
     child: Child,
     address: String,
@@ -62,7 +62,7 @@ fn a_server_answers_in_the_format_that_is_asked_for() {
     command.stderr(Stdio::null());
     let program = Background::start(command);
     let server = Server::start(&stage);
-    // Who asks nothing keeps nobody else waiting.
+    // Silent clients must not delay others.
     let silent: Vec<TcpStream> = (0..4).map(|_| server.connect()).collect();
     let label = format!("{{pid=\"{}\",command=\"sh\"}}", program.pid());
     let answer = server.ask("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -127,7 +127,7 @@ fn what_cannot_be_listened_at_is_told() {
 
 const ASK: &str = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
 
-/// A client that has sent a part of a request.
+/// Connects a client that sends only the first byte of a request.
 fn slow(server: &Server) -> TcpStream {
     let mut client = server.connect();
     client.write_all(b"G").expect("sent");
@@ -141,13 +141,13 @@ fn nobody_waits_for_slow_clients_and_the_oldest_give_way() {
     let mut slow: Vec<TcpStream> = (0..80).map(|_| slow(&server)).collect();
     let answer = server.ask(ASK);
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-    // It gave way: nobody waited until its time was up, and it was told nothing.
+    // The oldest was dropped before its deadline, and was sent nothing.
     let mut oldest = Vec::new();
     match slow[0].read_to_end(&mut oldest) {
         Ok(_) => assert_eq!(String::from_utf8_lossy(&oldest), ""),
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
     }
-    // The newest can still ask.
+    // The newest can still complete its request.
     let newest = slow.last_mut().expect("80 of them");
     newest.write_all(&ASK.as_bytes()[1..]).expect("sent");
     let mut answer = String::new();

@@ -8,7 +8,7 @@ use uncopy_core::options::OPTIONS;
 fn help_names_examples_exit_statuses_and_every_option() {
     let stage = Stage::new("help");
     let whole = finish(&mut stage.uncopy(&["--help"])).text();
-    for word in ["run", "doctor", "stats", "bench", "completions", "man", "Examples:", "127", "126"] {
+    for word in ["run", "doctor", "stats", "completions", "man", "Examples:", "127", "126"] {
         assert!(whole.contains(word), "{word}");
     }
     let run = finish(&mut stage.uncopy(&["run", "--help"])).text();
@@ -37,10 +37,6 @@ fn every_shell_has_completions_with_the_options_values() {
         for option in OPTIONS {
             assert!(text.contains(option.flag), "{shell}: {}", option.flag);
         }
-        for word in ["touched", "checksum", "--shares", "--svg"] {
-            let bare = word.trim_start_matches('-');
-            assert!(text.contains(bare), "{shell}: {word}");
-        }
     }
     let bash = finish(&mut stage.uncopy(&["completions", "bash"])).text();
     assert!(bash.contains("auto always never"), "the words of --policy are completed");
@@ -61,7 +57,6 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         .collect();
     names.sort();
     let expected = [
-        "-bench",
         "-completions",
         "-doctor",
         "-log",
@@ -86,4 +81,15 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         "{}",
         finished.errors
     );
+}
+
+#[test]
+fn bench_names_the_program_that_has_the_experiments() {
+    let stage = Stage::new("bench");
+    for arguments in [&["bench"][..], &["bench", "copies", "--quick"], &["bench", "--help"]] {
+        let finished = finish(&mut stage.uncopy(arguments));
+        assert_eq!(finished.code, Some(2), "{arguments:?}");
+        let expected = "uncopy: the experiments are in uncopy-bench; build it with: make bench\n";
+        assert_eq!((finished.text().as_str(), finished.errors.as_str()), ("", expected), "{arguments:?}");
+    }
 }

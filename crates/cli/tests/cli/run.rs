@@ -1,11 +1,11 @@
-//! `uncopy run`: what CMD inherits, how it is found, and which command lines are refused.
+//! `uncopy run`: state that CMD inherits, the search for CMD, and command lines that are refused.
 
 use crate::stage::{Stage, finish, finish_started, is_root, skip};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
 
-/// Whether `uncopy run` can be active here at all, as far as the machine goes.
+/// Whether `uncopy run` can be active on this machine.
 fn is_active(stage: &Stage, test: &str) -> bool {
     let finished = finish(&mut stage.uncopy(&["run", "--", "true"]));
     if !finished.errors.is_empty() {
@@ -186,7 +186,7 @@ fn readers_that_go_away_are_not_an_error() {
         );
         assert_eq!((finished.code, finished.errors.as_str()), (Some(status), ""), "{line:?}");
     }
-    // Nobody reads why uncopy is inactive; CMD runs all the same.
+    // Standard error has no reader; CMD runs all the same.
     let (reader, writer) = std::io::pipe().expect("pipe");
     drop(reader);
     let mut command = stage.uncopy(&["run", "--", "echo", "ran"]);

@@ -4,7 +4,7 @@ use crate::stage::{Finished, Stage, finish};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A root with a program that can be preloaded into.
+/// Creates a root with a program that can be preloaded into.
 fn root(stage: &Stage) -> PathBuf {
     let root = stage.path("root");
     for directory in ["usr/sbin", "lib/systemd/system", "etc/systemd/system", "home/.config/systemd/user"] {
@@ -23,7 +23,7 @@ fn service(stage: &Stage, root: &Path, words: &[&str]) -> Finished {
     finish(&mut stage.uncopy(&[&["service", "--root", root], words].concat()))
 }
 
-/// The lines of the drop-in without comments.
+/// Returns the lines of the drop-in without comments.
 fn settings(text: &str) -> Vec<String> {
     text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
 }
@@ -53,7 +53,7 @@ fn a_hardened_unit_gets_what_it_lacks_and_gives_it_back() {
     let path = root.join("etc/systemd/system/redis.service.d/90-uncopy.conf");
     assert!(!path.exists(), "--print wrote");
 
-    // Twice: the second time nothing is wrapped in itself.
+    // The second run must not wrap the wrapped command.
     for _ in 0..2 {
         let done = service(&stage, &root, &["redis.service"]);
         assert_eq!((done.code, done.errors.as_str()), (Some(0), ""), "{}", done.text());
@@ -91,7 +91,7 @@ fn a_plain_unit_gets_no_more_than_the_command() {
             lines[2].ends_with(" run -- /usr/sbin/server a") && lines[3].ends_with("/usr/sbin/server %i")
         );
     }
-    // A user's own manager can give no device and no group.
+    // A user's service manager can give neither devices nor groups.
     let home = root.join("home");
     fs::write(home.join(".config/systemd/user/mine.service"), HARDENED).expect("written");
     let root = root.to_str().expect("UTF-8");

@@ -1,5 +1,5 @@
-//! A directory with a copy of the command, with or without an empty `libuncopy.so` beside it, and
-//! bounded waiting for what is started.
+//! Directory with a copy of the command, optionally with an empty `libuncopy.so` beside it, and
+//! bounded waiting for child processes.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -12,12 +12,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// No test waits longer for a program.
+/// Maximum wait for a program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The user that tests without privileges run as.
+/// User of tests without privileges.
 pub const NOBODY: &str = "65534";
 
-/// Says on standard error, past the capture of the test harness, that something was not tested.
+/// Reports on standard error, past the capture of the test harness, that a test was skipped.
 pub fn skip(test: &str, why: impl Display) {
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
 }
@@ -27,13 +27,13 @@ pub fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n")
 }
 
-/// A copy of the command in a directory of its own, removed when dropped.
+/// Copy of the command in a directory of its own, removed when dropped.
 pub struct Stage {
     directory: PathBuf,
 }
 
 impl Stage {
-    /// The command without a library.
+    /// Creates a stage without a library.
     pub fn new(name: &str) -> Self {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&directory);
@@ -46,7 +46,8 @@ impl Stage {
         stage
     }
 
-    /// The command with a library that loads and does nothing; `None`, reported, without a compiler.
+    /// Creates a stage with a library that loads and does nothing; `None`, reported as skipped,
+    /// without a compiler.
     pub fn with_library(name: &str) -> Option<Self> {
         let stage = Self::new(name);
         match stage.compile(&["-shared", "-fPIC"], "int uncopy_stand_in;", "libuncopy.so") {
@@ -71,7 +72,7 @@ impl Stage {
         }
     }
 
-    /// A file of the stage.
+    /// Returns the path of a file of the stage.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -82,9 +83,9 @@ impl Stage {
         self.path(name)
     }
 
-    /// `install ARGUMENTS` in the stage. Another process writes the file, because a program that
-    /// another test starts at that moment would inherit a descriptor of ours that is open for
-    /// writing, and a file that is open for writing cannot be executed.
+    /// Runs `install ARGUMENTS` in the stage. Another process must write the file: a program that
+    /// another test starts meanwhile would inherit a descriptor of ours that is open for writing,
+    /// and such a file cannot be executed.
     fn install(&self, arguments: &[&str], input: &[u8]) {
         let mut command = Command::new("install");
         command.args(arguments).current_dir(&self.directory).stdin(Stdio::piped());
@@ -94,12 +95,12 @@ impl Stage {
         assert!(written.is_ok() && status.success(), "install {arguments:?}: {status}");
     }
 
-    /// The copy of the command.
+    /// Returns the path of the copied command.
     pub fn command(&self) -> PathBuf {
         self.path("uncopy")
     }
 
-    /// `uncopy ARGUMENTS`, in the stage and without any `UNCOPY_` variable.
+    /// Returns `uncopy ARGUMENTS`, to be run in the stage and without any `UNCOPY_` variable.
     pub fn uncopy<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
         let mut command = Command::new(self.command());
         command.args(arguments).current_dir(&self.directory);
@@ -107,7 +108,8 @@ impl Stage {
         command
     }
 
-    /// `uncopy ARGUMENTS` without privileges; `None`, reported, where that is not to be had.
+    /// Returns `uncopy ARGUMENTS` without privileges; `None`, reported as skipped, where that is
+    /// impossible.
     pub fn unprivileged(&self, test: &str, arguments: &[&str]) -> Option<Command> {
         if !is_root() {
             return Some(self.uncopy(arguments));
@@ -140,34 +142,31 @@ fn clean(command: &mut Command) {
     }
 }
 
-/// What a program did.
+/// Result of a program that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its process id.
     pub pid: u32,
-    /// Its exit status, if it exited.
+    /// Exit status, if the program exited.
     pub code: Option<i32>,
-    /// The signal that ended it, if one did.
+    /// Signal that ended the program, if one did.
     pub signal: Option<i32>,
-    /// Its standard output.
     pub output: Vec<u8>,
-    /// Its standard error.
     pub errors: String,
 }
 
 impl Finished {
-    /// Standard output as text.
+    /// Returns standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8(self.output.clone()).expect("text")
     }
 }
 
-/// Runs a program to its end, with both outputs captured unless the caller set them.
+/// Runs a program to its end, with both outputs captured unless the caller has set them.
 pub fn finish(command: &mut Command) -> Finished {
     finish_started(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started"))
 }
 
-/// Waits for a program that was started with whatever outputs the test wanted.
+/// Waits for a program that was started with outputs of the test's choice.
 pub fn finish_started(child: Child) -> Finished {
     let pid = child.id();
     let (sender, receiver) = mpsc::channel();
@@ -187,7 +186,7 @@ pub fn finish_started(child: Child) -> Finished {
     }
 }
 
-/// A program that goes on until the test drops it.
+/// Program that runs until the test drops it.
 pub struct Background(Child);
 
 impl Background {
@@ -207,7 +206,6 @@ impl Background {
         background
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }

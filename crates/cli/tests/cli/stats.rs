@@ -6,11 +6,11 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::PathBuf;
 use uncopy_core::stats::{COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET};
 
-/// A live file like the library's, removed when dropped.
+/// Live file like the library's, removed when dropped.
 struct LiveFile(PathBuf);
 
 impl LiveFile {
-    /// Writes one for `pid`; `None` if this machine has no `/dev/shm`.
+    /// Writes the file of `pid`; `None` if this machine has no `/dev/shm`.
     fn write(pid: u32) -> Option<Self> {
         let user = fs::metadata("/proc/self").expect("/proc").uid();
         let directory = PathBuf::from(format!("/dev/shm/uncopy-{user}"));
@@ -37,7 +37,7 @@ impl Drop for LiveFile {
     }
 }
 
-/// A program that has the library mapped and waits for its input to end.
+/// Starts a program that has the library mapped and waits for its input to end.
 fn mapped(stage: &Stage) -> Background {
     let mut command = stage.uncopy(&["run", "--off", "--", "sh", "-c", "echo ready; read line"]);
     command.stderr(std::process::Stdio::null());
@@ -79,7 +79,7 @@ fn several_processes_are_told_of_by_id_and_by_name() {
         Background::start(command)
     });
     let pids = programs.each_ref().map(|program| program.pid().to_string());
-    let told = |line: &[&str]| {
+    let output_of = |line: &[&str]| {
         let finished = finish(&mut stage.uncopy(line));
         assert_eq!((finished.code, finished.errors.as_str()), (Some(0), ""), "{line:?}");
         finished.text()
@@ -92,20 +92,20 @@ fn several_processes_are_told_of_by_id_and_by_name() {
     };
     let mut sorted = pids.clone();
     sorted.sort();
-    let both = told(&["stats", &pids[0], &pids[1]]);
+    let both = output_of(&["stats", &pids[0], &pids[1]]);
     assert_eq!(of(&both), sorted);
     assert_eq!(both.matches("{\"schema\": 1, ").count(), 2, "{both}");
-    assert_eq!(of(&told(&["stats", "uncopy-several"])), sorted);
-    let every = of(&told(&["stats", "--all"]));
+    assert_eq!(of(&output_of(&["stats", "uncopy-several"])), sorted);
+    let every = of(&output_of(&["stats", "--all"]));
     assert!(sorted.iter().all(|pid| every.contains(pid)), "{every:?}");
 
-    let metrics = told(&["stats", "--openmetrics", "uncopy-several"]);
+    let metrics = output_of(&["stats", "--openmetrics", "uncopy-several"]);
     assert_eq!(metrics.matches("uncopy_elided_bytes_total{").count(), 2, "{metrics}");
     assert!(metrics.ends_with("# EOF\n"), "{metrics}");
 
-    let listed = told(&["ps"]);
+    let listed = output_of(&["ps"]);
     assert!(listed.starts_with("PID") || listed.trim_start().starts_with("PID"), "{listed}");
-    let json: serde_json::Value = serde_json::from_str(&told(&["ps", "--json"])).expect("JSON");
+    let json: serde_json::Value = serde_json::from_str(&output_of(&["ps", "--json"])).expect("JSON");
     for pid in &pids {
         assert!(listed.lines().any(|line| line.split_whitespace().next() == Some(pid)), "{listed}");
         let entries = json["processes"].as_array().expect("an array");
@@ -145,7 +145,7 @@ fn process_that_is_not_under_uncopy_is_named() {
 #[test]
 fn process_that_does_not_exist_is_named() {
     let stage = Stage::new("stats-nobody");
-    // A process that has ended and was waited for.
+    // A process that has ended and was reaped.
     let pid = finish(&mut stage.uncopy(&["--version"])).pid;
     let finished = finish(&mut stage.uncopy(&["stats", &pid.to_string()]));
     assert_eq!((finished.code, finished.errors), (Some(1), format!("uncopy: there is no process {pid}\n")));

@@ -4,7 +4,8 @@ use crate::stage::{Background, Stage, finish, finish_started};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// Types `keys` at `uncopy top WORDS`, on a terminal of 80 columns and 24 lines that script(1) makes; what it wrote, and its exit status.
+/// Types `keys` at `uncopy top WORDS`, on a terminal of 80 columns and 24 lines that script(1)
+/// creates. Returns the output and the exit status.
 fn typed(stage: &Stage, words: &str, keys: &[u8]) -> (String, Option<i32>) {
     let command = format!("stty rows 24 cols 80; exec '{}' top {words}", stage.command().display());
     let mut script = Command::new("script")

@@ -1,0 +1,61 @@
+//! lighttpd: static files, read and written or sent by the kernel.
+
+use rustix::process::Signal;
+use uncopy_testbed::Package;
+
+use super::http::Document;
+use super::serving::Serving;
+use super::stage::Stage;
+use super::{By, Case, Point, Work};
+use crate::kit::{Result, Running, While};
+
+const LIGHTTPD: Package = Package::new("lighttpd", "lighttpd", &["-v"]);
+/// Connections with a request in flight.
+const CONNECTIONS: usize = 8;
+/// Number of different files, and their length.
+const FILES: usize = 8;
+const FILE_BYTES: usize = 1 << 20;
+
+/// Static files of 1 MiB.
+pub const CASE: Case = Case {
+    name: "lighttpd",
+    about: "lighttpd, static files of 1 MiB, server.network-backend sendfile and write, 8 connections",
+    paper: "not in the papers",
+    needs: &[LIGHTTPD],
+    points: |effort| {
+        effort.points(&["write"], &["sendfile", "write"], |backend| {
+            let work = Files { documents: Document::several(FILES, FILE_BYTES), backend };
+            Point::sized(format!("lighttpd 1 MiB, {backend}"), FILE_BYTES, work)
+        })
+    },
+    remark: "with write it reads and writes 16 KiB at a time, each part from the buffer that it read it to",
+    by: By::Slices,
+};
+
+#[derive(Debug)]
+struct Files {
+    documents: Vec<Document>,
+    backend: &'static str,
+}
+
+impl Work for Files {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+        let (server, address) = stage.server(LIGHTTPD.program, |address, directory| {
+            self.documents.iter().try_for_each(|document| document.write(directory))?;
+            let configuration = format!(
+                "server.bind = \"{}\"\nserver.port = {}\nserver.document-root = \"{}\"\n\
+                 server.network-backend = \"{}\"\nserver.max-keep-alive-requests = 65535\n",
+                address.ip(),
+                address.port(),
+                directory.display(),
+                self.backend
+            );
+            let file = directory.join("lighttpd.conf");
+            std::fs::write(&file, configuration).doing("writing lighttpd.conf")?;
+            Ok(vec!["-D".into(), "-f".into(), file.into()])
+        })?;
+        let serving = Serving::new(stage, LIGHTTPD.program, server, address, &self.documents, CONNECTIONS)?;
+        // At SIGTERM, lighttpd ends with status 1 if it has not noticed yet that its connections are closed.
+        Ok(Box::new(serving.ended_by(Signal::INT)))
+    }
+}

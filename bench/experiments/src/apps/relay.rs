@@ -1,0 +1,278 @@
+//! Icecast as a relay: the number of listeners to a live stream that it serves without falling behind (zIO,
+//! section 5.3, network to network).
+
+use std::cell::Cell;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use uncopy_testbed::servers::{Icecast, Service};
+
+use super::icecast::{ICECAST, NEEDS, SERVICE};
+use super::listeners::Listeners;
+use super::source::{RATE_BYTES_PER_S, Source};
+use super::stage::{Stage, Unprivileged};
+use super::{By, Case, Effort, Point, Work};
+use crate::kit::processes::process::raise_descriptor_limit;
+use crate::kit::traffic::Load;
+use crate::kit::{Failure, Latencies, Result, Running, Server, size};
+
+/// Number of listeners at the beginning of the first search.
+const FIRST: usize = 32;
+/// Maximum number of listeners: other uses need as many descriptors again.
+const MAX: usize = 4000;
+/// Resolution of the search: a step is the number found, divided by this.
+const RESOLUTION: usize = 24;
+/// Time for listeners to join and reach the current position of the stream, before their trial begins.
+const MAX_SETTLE: Duration = Duration::from_secs(2);
+/// Minimum length of a trial: the delay that a listener may have must be a small part of it.
+const MIN_TRIAL: Duration = Duration::from_secs(1);
+/// Time limit of a search as a multiple of the measurement's length, within bounds; the number found by then counts.
+const SEARCH_PART: u32 = 20;
+const MIN_SEARCH: Duration = Duration::from_secs(3);
+const MAX_SEARCH: Duration = Duration::from_secs(15);
+/// Factor on that limit until the first number is found.
+const SEARCH_FAILURES: u32 = 4;
+
+/// One stream to as many listeners as possible.
+pub const CASE: Case = Case {
+    name: "icecast-relay",
+    about: "Icecast relays a stream of 2 MiB/s of a source of ours; the largest number of listeners that get it at its \
+            rate, found by doubling and bisection in limited time, each byte that they get compared",
+    paper: "zIO section 5.3, Table 3: blocks of 64 KB relayed by one thread, 1.16 times as many listeners as plain with \
+            a kernel-bypass stack",
+    needs: NEEDS,
+    points,
+    remark: "an operation is one second of the stream for one listener, so that op/s is the number of listeners, to \
+             about 4 %. The packaged Icecast relays blocks of 1,400 bytes, fixed where it is compiled: nothing is as \
+             large as what uncopy elides. An icecast2 built with larger blocks is measured if it comes first on PATH",
+    by: By::Runs,
+};
+
+fn points(_: Effort) -> Vec<Point> {
+    let title = format!("icecast relay, listeners of {}/s", size(RATE_BYTES_PER_S as u64));
+    vec![Point::new(title, RATE_BYTES_PER_S as u64, Relay { last: Cell::new(None) })]
+}
+
+#[derive(Debug)]
+struct Relay {
+    /// Result of the last search, at which the next one begins, for any side.
+    last: Cell<Option<usize>>,
+}
+
+impl Work for Relay {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+        let user = Unprivileged::of(stage)?;
+        let arguments = |address, directory: &Path| SERVICE.arguments(address, directory);
+        let (server, address) = user.server(ICECAST.program, Icecast::ALONE, arguments)?;
+        let most = max_listeners().min(MAX);
+        let processors = stage.client_processors();
+        let source = Source::start(address, processors)?;
+        let listeners = Listeners::new(address, processors);
+        let relaying = Relaying { listeners, source, server, last: &self.last, most, held: None };
+        Ok(Box::new(user.running(relaying)))
+    }
+}
+
+/// Returns the maximum number of listeners: each needs a descriptor here and one in the server, which has others too.
+fn max_listeners() -> usize {
+    let descriptors = raise_descriptor_limit().unwrap_or(u64::MAX);
+    usize::try_from(descriptors).unwrap_or(usize::MAX).saturating_sub(100)
+}
+
+/// A running Icecast with its source and its listeners.
+#[derive(Debug)]
+struct Relaying<'a> {
+    // Fields drop in order: listeners and source end before the server.
+    listeners: Listeners,
+    source: Source,
+    server: Server,
+    last: &'a Cell<Option<usize>>,
+    most: usize,
+    /// The number of listeners that the search found, and whether the measurement held it, too.
+    held: Option<(usize, bool)>,
+}
+
+impl Relaying<'_> {
+    /// Returns whether the relay holds `count` listeners for `duration`.
+    fn holds(&mut self, count: usize, duration: Duration) -> Result<bool> {
+        self.source.check()?;
+        let held =
+            self.listeners.settle(count, MAX_SETTLE, &self.source)? && self.listeners.hear(duration)?.held;
+        if !held {
+            // No listener's delay may come from an earlier trial.
+            self.listeners.resize(0)?;
+        }
+        Ok(held)
+    }
+
+    /// Returns the largest number of listeners that the relay holds, to a step; 0 if it holds none.
+    fn search(&mut self, duration: Duration) -> Result<usize> {
+        let limit = (duration * SEARCH_PART).clamp(MIN_SEARCH, MAX_SEARCH);
+        let mut search = Search::from(self.last.get().unwrap_or(FIRST), self.most);
+        let begin = Instant::now();
+        // On a busy machine, the relay may hold no listener for a while.
+        while begin.elapsed() < if search.found() == 0 { SEARCH_FAILURES * limit } else { limit } {
+            let Some(count) = search.next() else { break };
+            let held = self.holds(count, duration.max(MIN_TRIAL))?;
+            search.tell(count, held);
+        }
+        Ok(search.found())
+    }
+}
+
+impl Running for Relaying<'_> {
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    fn prepare(&mut self, duration: Duration) -> Result<u64> {
+        let before = self.listeners.verified_bytes();
+        let found = self.search(duration)?;
+        if found == 0 {
+            // A ratio to zero would be meaningless.
+            return Err(Failure::new("the relay held not even one listener: the machine is busy, try again"));
+        }
+        self.last.set(Some(found));
+        self.held = Some((found, true));
+        self.listeners.settle(found, MAX_SETTLE, &self.source)?;
+        Ok(self.listeners.verified_bytes() - before)
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "numbers of listeners and seconds"
+    )]
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        let count = match self.held {
+            Some((count, _)) => count,
+            // Under the profiler, where figures do not count, there is no search.
+            None => FIRST,
+        };
+        self.listeners.settle(count, MAX_SETTLE, &self.source)?;
+        let heard = self.listeners.hear(duration.max(MIN_TRIAL))?;
+        self.source.check()?;
+        let held_before = self.held.is_none_or(|(_, held)| held);
+        self.held = Some((count, held_before && heard.held));
+        // Whole operations in the elapsed time: their rate is the number of listeners.
+        let exchanges = (heard.elapsed.as_secs_f64() * count as f64).round().max(1.0);
+        Ok(Load {
+            exchanges: exchanges as u64,
+            verified_bytes: heard.verified_bytes,
+            elapsed: Duration::from_secs_f64(exchanges / count as f64),
+            latencies: Latencies::default(),
+        })
+    }
+
+    fn notes(&mut self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Some((_, false)) = self.held {
+            notes.push(
+                "in the measurement the relay fell behind with as many listeners as it held before".into(),
+            );
+        }
+        if let Some((count, _)) = self.held.filter(|(count, _)| *count >= self.most) {
+            notes.push(format!("it held {count} listeners, and no more were tried"));
+        }
+        notes
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.source.stop()?;
+        self.listeners.resize(0)?;
+        self.server.process().stop()
+    }
+}
+
+/// A search for the largest number that holds: doubling or halving from a guess, then bisection.
+#[derive(Debug)]
+struct Search {
+    holds: usize,
+    /// Smallest number known to fail; `most + 1` until there is one.
+    fails: usize,
+    guess: usize,
+    most: usize,
+    begun: bool,
+}
+
+impl Search {
+    fn from(guess: usize, most: usize) -> Self {
+        Self { holds: 0, fails: most + 1, guess: guess.clamp(1, most), most, begun: false }
+    }
+
+    /// Returns the next number to try; `None` if the bounds are close enough.
+    fn next(&self) -> Option<usize> {
+        let step = (self.holds / RESOLUTION).max(1);
+        match (self.holds, self.fails) {
+            _ if !self.begun => Some(self.guess),
+            (holds, fails) if fails - holds <= step => None,
+            // First trials go up by a quarter only, because the guess is usually near.
+            (holds, fails) if fails > self.most => {
+                let factor = if holds == self.guess { 5 * holds / 4 } else { 2 * holds };
+                Some(factor.max(holds + 1).min(self.most))
+            }
+            (0, fails) => Some((if fails == self.guess { 3 * fails / 4 } else { fails / 2 }).max(1)),
+            (holds, fails) => Some(usize::midpoint(holds, fails)),
+        }
+    }
+
+    fn tell(&mut self, count: usize, held: bool) {
+        self.begun = true;
+        if held {
+            self.holds = self.holds.max(count);
+        } else {
+            self.fails = self.fails.min(count);
+        }
+    }
+
+    fn found(&self) -> usize {
+        self.holds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX_TRIALS: usize = 24;
+
+    /// Returns the number found if exactly up to `limit` hold, and the number of trials.
+    fn searched(guess: usize, limit: usize) -> (usize, usize) {
+        let mut search = Search::from(guess, 1000);
+        for trials in 0..MAX_TRIALS {
+            match search.next() {
+                Some(count) => search.tell(count, count <= limit),
+                None => return (search.found(), trials),
+            }
+        }
+        panic!("not found in {MAX_TRIALS} trials: {search:?}");
+    }
+
+    #[test]
+    fn the_largest_number_is_found_to_a_step_from_any_guess() {
+        for guess in [1, 32, 150, 1000] {
+            for limit in [1, 2, 7, 31, 32, 33, 149, 150, 500, 999, 1000] {
+                let (found, trials) = searched(guess, limit);
+                assert!(found <= limit && limit - found <= limit / RESOLUTION, "{guess} {limit} {found}");
+                assert!(trials <= MAX_TRIALS);
+            }
+            assert_eq!(searched(guess, 0).0, 0);
+        }
+        let (_, trials) = searched(150, 150);
+        assert!(trials <= 5, "{trials} trials from a right guess");
+    }
+
+    #[test]
+    fn a_number_that_held_once_is_not_doubted() {
+        let mut search = Search::from(100, 1000);
+        search.tell(100, true);
+        search.tell(125, false);
+        search.tell(112, true);
+        assert_eq!((search.found(), search.next()), (112, Some(118)));
+    }
+}

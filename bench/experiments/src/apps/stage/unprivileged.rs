@@ -1,0 +1,241 @@
+//! Servers that refuse to run as root: they run as the user nobody, with only the one capability that serving
+//! page faults from inside system calls needs.
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use uncopy_testbed::nobody::{self, FAULTS, NOBODY, SETPRIV};
+
+use super::{Stage, Under, bind, on_free_port, undisturbed};
+use crate::kit::processes::process;
+use crate::kit::traffic::Load;
+use crate::kit::{Failure, Result, Running, Server, TemporaryDirectory, While};
+
+/// Capabilities that a service's device needs, as setpriv's option.
+const OF_SERVICES: &str = "+net_admin,+dac_override";
+/// Time limit of a helper program.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Files in the server's directory: the profile, and a copy of uncopy for a user who cannot reach the original.
+const PROFILE: &str = "profile.json";
+const REACHABLE: &str = "reachable";
+const LIBRARY: &str = "libuncopy.so";
+
+/// An unprivileged user for a server.
+#[derive(Debug)]
+pub struct Unprivileged<'a> {
+    stage: &'a Stage<'a>,
+    /// Path of setpriv; `None` if this program does not run as root, so that no other user is needed.
+    setpriv: Option<&'a Path>,
+}
+
+impl<'a> Unprivileged<'a> {
+    /// Returns the user for servers on `stage`.
+    ///
+    /// # Errors
+    /// [`crate::kit::failure::Failure`] when setpriv is not among the case's packages.
+    pub fn of(stage: &'a Stage<'a>) -> Result<Self> {
+        let setpriv =
+            rustix::process::geteuid().is_root().then(|| stage.program(SETPRIV.program)).transpose()?;
+        Ok(Self { stage, setpriv })
+    }
+
+    /// Returns `command` run by the user, and a directory that belongs to the user.
+    ///
+    /// # Errors
+    /// [`crate::kit::failure::Failure`] when the user can reach no directory.
+    pub fn with_directory(&self, command: Command, name: &str) -> Result<(Command, TemporaryDirectory)> {
+        let directory = TemporaryDirectory::make()?;
+        self.give(&directory, name)?;
+        Ok((self.as_user(command, directory.path())?, directory))
+    }
+
+    /// Gives the user the directory of the program `name`.
+    fn give(&self, directory: &TemporaryDirectory, name: &str) -> Result<()> {
+        if self.setpriv.is_none() {
+            return Ok(());
+        }
+        if !lies_open(directory.path()) {
+            return Err(Failure::new(format!(
+                "{name} refuses root, and the user nobody cannot reach {}; set TMPDIR to a directory that everybody can \
+                 reach",
+                directory.path().display()
+            )));
+        }
+        chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("giving a directory away")
+    }
+
+    /// Returns `command`, of a service with its files in `directory`, run by the user, as the service's programs are.
+    ///
+    /// # Errors
+    /// As [`Unprivileged::with_directory`].
+    pub fn service(&self, command: Command, directory: &TemporaryDirectory) -> Result<Command> {
+        self.give(directory, "its server")?;
+        self.as_user_with(OF_SERVICES, command, directory.path())
+    }
+
+    /// Returns `command` run by the user.
+    fn as_user(&self, command: Command, directory: &Path) -> Result<Command> {
+        self.as_user_with(FAULTS, command, directory)
+    }
+
+    fn as_user_with(&self, capabilities: &str, command: Command, directory: &Path) -> Result<Command> {
+        let Some(setpriv) = self.setpriv else { return Ok(command) };
+        let mut outer = Command::new(setpriv);
+        outer
+            .args(nobody::arguments(capabilities))
+            .arg(reachable(Path::new(command.get_program()), directory)?);
+        outer.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => outer.env(name, value),
+                None => outer.env_remove(name),
+            };
+        }
+        Ok(outer)
+    }
+
+    /// Runs the case's program `name` to its end, plain.
+    ///
+    /// # Errors
+    /// [`crate::kit::failure::Failure`] when the program fails or takes too long.
+    pub fn run(&self, name: &str, arguments: &[OsString], directory: &Path) -> Result<()> {
+        let mut command = Command::new(self.stage.program(name)?);
+        command.args(arguments);
+        let mut command = self.as_user(command, directory)?;
+        command.current_dir(directory);
+        process::run(command, name, LIMIT)?.success(name).map(drop)
+    }
+
+    /// Starts a server as [`Stage::server`] does, without a connection for `alone` after it began to listen.
+    ///
+    /// # Errors
+    /// As [`Stage::server`].
+    pub fn server(
+        &self,
+        name: &str,
+        alone: Duration,
+        arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<(Server, SocketAddr)> {
+        on_free_port(self.stage.place, |address| {
+            let directory = TemporaryDirectory::make()?;
+            let profile = directory.join(PROFILE);
+            let mut stage = Stage { ..*self.stage };
+            self.give(&directory, name)?;
+            if let (Under::Profile(_), Some(_)) = (stage.under, self.setpriv) {
+                stage.under = Under::Profile(&profile);
+            }
+            let command = stage.command(name, &arguments(address, directory.path())?)?;
+            let mut command = self.as_user(command, directory.path())?;
+            bind(&mut command, stage.processors.map(|(ours, _)| ours));
+            undisturbed(stage.start(command, name, directory)?, address, alone)
+        })
+    }
+
+    /// Wraps `running`, whose server the user runs.
+    #[must_use]
+    pub fn running<R: Running>(self, running: R) -> ByUser<R> {
+        let profile = match (self.stage.under, self.setpriv) {
+            (Under::Profile(file), Some(_)) => Some(file.to_owned()),
+            _ => None,
+        };
+        ByUser { running, profile }
+    }
+}
+
+/// A server run by such a user, and its load.
+pub struct ByUser<R> {
+    running: R,
+    /// Destination of the profile that the user writes into the server's directory.
+    profile: Option<PathBuf>,
+}
+
+impl<R: Running> Running for ByUser<R> {
+    fn server(&mut self) -> &mut Server {
+        self.running.server()
+    }
+
+    fn prepare(&mut self, duration: Duration) -> Result<u64> {
+        self.running.prepare(duration)
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.running.load(duration)
+    }
+
+    fn notes(&mut self) -> Vec<String> {
+        self.running.notes()
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        self.running.reconnect()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.running.stop()?;
+        if let Some(file) = &self.profile {
+            std::fs::copy(self.running.server().directory().join(PROFILE), file)
+                .doing("keeping the profile")?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether all users have `bits` of the mode of `path`.
+fn everybody(path: &Path, bits: u32) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.mode() & bits == bits)
+}
+
+/// Returns whether all users can reach `path`, that is, search every directory above it.
+fn lies_open(path: &Path) -> bool {
+    let mut parents = path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
+    parents.all(|parent| everybody(parent, 0o001))
+}
+
+/// Returns `program` itself if everybody may execute it, otherwise a copy in `directory`, together with
+/// uncopy's library if the library is next to the program.
+fn reachable(program: &Path, directory: &Path) -> Result<PathBuf> {
+    if everybody(program, 0o005) && lies_open(program) {
+        return Ok(program.to_owned());
+    }
+    let home = directory.join(REACHABLE);
+    let what = || format!("copying {} to where the user nobody can execute it", program.display());
+    std::fs::create_dir_all(&home).doing(what())?;
+    std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o755)).doing(what())?;
+    let place = |file: &Path| -> Result<PathBuf> {
+        let copy = home.join(file.file_name().unwrap_or(OsStr::new("program")));
+        std::fs::copy(file, &copy).doing(what())?;
+        std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).doing(what())?;
+        Ok(copy)
+    };
+    let beside = program.with_file_name(LIBRARY);
+    let prefix = program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib"));
+    let libraries = prefix.into_iter().flat_map(|lib| [lib.join("uncopy").join(LIBRARY), lib.join(LIBRARY)]);
+    if let Some(library) = std::iter::once(beside).chain(libraries).find(|path| path.is_file()) {
+        place(&library)?;
+    }
+    place(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_others_cannot_reach_is_copied_with_its_library_and_no_other_is() {
+        let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
+        let shell = Path::new("/bin/sh");
+        assert_eq!(reachable(shell, directory.path()).expect("everybody's"), shell);
+        // The directory belongs to this user only.
+        let (program, library) = (directory.join("program"), directory.join(LIBRARY));
+        std::fs::copy(shell, &program).expect("writable");
+        std::fs::write(&library, "library").expect("writable");
+        let copy = reachable(&program, directory.path()).expect("copied");
+        assert_eq!(copy, directory.join(REACHABLE).join("program"));
+        assert_eq!(std::fs::read(&copy).expect("it is there"), std::fs::read(shell).expect("a file"));
+        assert_eq!(std::fs::read(copy.with_file_name(LIBRARY)).expect("it is there"), b"library");
+    }
+}

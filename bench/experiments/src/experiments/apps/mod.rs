@@ -1,0 +1,136 @@
+//! `uncopy-bench apps`: packaged applications under load, plain and under uncopy.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::apps::{CASES, Case, Effort};
+use crate::kit::{
+    Entry, Experiment, Form, Outcome, Progress, Result, Rivalry, begin, claim, entry, measured, print,
+    size_parser,
+};
+
+pub mod measure;
+
+fn names() -> PossibleValuesParser {
+    CASES.iter().map(|case| case.name).collect::<Vec<_>>().into()
+}
+
+/// Packaged servers under real load: nginx, ... (zIO, section 5.3; ZCopy, section 4)
+#[derive(Debug, Args)]
+pub struct Apps {
+    /// Cases; all of them if none is named
+    #[arg(value_name = "NAME", value_parser = names())]
+    pub names: Vec<String>,
+    /// List the cases, what the papers measured with them, and what is missing here
+    #[arg(long)]
+    pub list: bool,
+    #[command(flatten)]
+    pub rivalry: Rivalry,
+    /// Do not measure: load each case for --seconds under uncopy profile, which writes DIR/NAME.json
+    #[arg(long, value_name = "DIR")]
+    pub profile: Option<PathBuf>,
+    /// With --profile: shortest call that is recorded [default: that of uncopy profile]
+    #[arg(long, value_name = "SIZE", requires = "profile", value_parser = size_parser())]
+    pub min_size: Option<usize>,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Apps {
+    const ENTRIES: &'static [Entry] = &[
+        entry(
+            "apps-web",
+            "nginx and HAProxy",
+            &[claim(
+                "zIO, §5.3.1",
+                "A web server made from Icecast, see Figure 14; nginx and HAProxy are not in the papers.",
+            )],
+            "apps nginx-static nginx-proxied haproxy",
+            "apps --quick --sides uncopy nginx-static nginx-proxied haproxy",
+        ),
+        entry(
+            "apps-icecast",
+            "Icecast: a file, and a live stream",
+            &[
+                claim(
+                    "zIO, Table 3 (§5.3)",
+                    "A file of 1.1 MB: 0.89 GB/s, with zIO 1.08 (1.25 times), on a kernel-bypass stack.",
+                ),
+                claim("zIO, Table 3 (§5.3)", "A relayed stream: 812 listeners, with zIO 944 (1.16 times)."),
+            ],
+            "apps --seconds=60 icecast-file icecast-relay",
+            "apps --quick --sides uncopy icecast-file icecast-relay",
+        ),
+        entry(
+            "apps-varnish",
+            "Varnish",
+            &[claim(
+                "ZCopy, Figure 10 (§4.2)",
+                "Slightly slower at 1 KiB; 1.007 to 1.079 times from 2 to 8 KiB, with ZCopy's allocator.",
+            )],
+            "apps varnish",
+            "apps --quick --sides uncopy varnish",
+        ),
+        entry(
+            "apps-memcached",
+            "memcached as packaged",
+            &[claim(
+                "ZCopy, Figures 6 and 8 (§4.1)",
+                "With ZCopy's allocator 1.408 times by TCP at 512 bytes, 1.411 times by UDP at 768 bytes. Here it is unchanged, under uncopy run.",
+            )],
+            "apps memcached-tcp memcached-udp memcached",
+            "apps --quick --sides uncopy memcached-tcp memcached-udp memcached",
+        ),
+        entry(
+            "apps-stores",
+            "Databases with large values",
+            &[claim(
+                "zIO, §5.4",
+                "MongoDB, 1 MB values: 191 requests/s with zIO, 194 without; without its checksum 222 against 209.",
+            )],
+            "apps postgresql-copy postgresql-object mariadb-blob",
+            "apps --quick --sides uncopy postgresql-copy mariadb-blob",
+        ),
+        entry(
+            "apps-others",
+            "mosquitto and Python",
+            &[claim("not in the papers", "A broker, a file server and a proxy that copy what they pass on.")],
+            "apps mosquitto python-http python-proxy",
+            "apps --quick --sides uncopy mosquitto python-http python-proxy",
+        ),
+    ];
+    const PLACE: u8 = 160;
+
+    fn run(&self) -> Result<Outcome> {
+        let cases = self.cases();
+        if self.list {
+            return print(&measure::list(&cases)).map(|()| Outcome::Status(0));
+        }
+        if let Some(directory) = &self.profile {
+            let launcher = begin()?.profiling_from(self.min_size);
+            let mut progress = Progress::new();
+            let told =
+                measure::profile(&launcher, &cases, directory, self.rivalry.slicing.seconds, &mut progress)?;
+            drop(progress);
+            return print(&told).map(|()| Outcome::Status(0));
+        }
+        measured(&self.form, |launcher, progress| {
+            Ok(measure::measure(launcher, &cases, self.effort(), &self.rivalry.slices(), progress))
+        })
+    }
+}
+
+impl Apps {
+    /// Returns the cases named on the command line, in the order of the registry.
+    fn cases(&self) -> Vec<&'static Case> {
+        let named = |case: &&Case| self.names.is_empty() || self.names.iter().any(|name| name == case.name);
+        CASES.iter().filter(named).collect()
+    }
+
+    /// Returns how many points of each case to measure.
+    fn effort(&self) -> Effort {
+        if self.form.quick { Effort::Quick } else { Effort::Full }
+    }
+}

@@ -1,0 +1,123 @@
+//! One connection through a network that loses 1 % of all packets, with a round trip of 50 ms: the service's TCP
+//! compared with the kernel's CUBIC. Both lose the same packets, which follow from the round and the packet's
+//! number.
+
+use std::io;
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use super::Net;
+use crate::kit::{
+    Align, Comparison, Failure, Launcher, Metric, Progress, Result, Rounds, Sample, Server, Side, Table,
+    TemporaryDirectory, While, figures,
+};
+use crate::servers::bad_network::{BadNetwork, Badness, NEAR};
+use crate::servers::net::Service;
+use crate::servers::peer;
+
+const SIDES: [Side; 2] = [Side::Plain, Side::Net];
+/// Fraction of packets lost in each direction.
+const LOSS: f64 = 0.01;
+/// Delay of each packet, ms.
+const DELAY_MS: f64 = 25.0;
+const MEGABITS: Metric = |sample| sample.megabits_per_s;
+
+/// Direction of the transfer, seen from this program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Sends,
+    Receives,
+}
+
+/// Measures transfers in both directions.
+pub fn measure(options: &Net, launcher: &Launcher, progress: &mut Progress) -> Vec<Comparison> {
+    let ways = [Way::Sends, Way::Receives];
+    let mut comparisons = ways.map(|way| {
+        let way = if way == Way::Sends { "sends" } else { "receives" };
+        Comparison::new(format!("loss 1 %, 50 ms, {way}"), peer::BLOCK_BYTES as u64, &SIDES)
+            .with("loss", LOSS)
+            .with("round_trip_ms", 2.0 * DELAY_MS)
+    });
+    Rounds::exactly(options.transfers).run(&mut comparisons, &ways, progress, |way, side, round| {
+        transfer(launcher, *way, side, round, options.transfer_seconds)
+    });
+    comparisons.into()
+}
+
+/// Measures a transfer over a new connection, with its own service and network.
+fn transfer(launcher: &Launcher, way: Way, side: Side, seed: usize, duration: Duration) -> Result<Sample> {
+    let network = BadNetwork::make(Badness { seed, loss: LOSS, delay_ms: DELAY_MS })?;
+    let Some(copies) = side.service() else { return over(&network, launcher, way, side, NEAR, duration) };
+    let service = Service::start(launcher, copies)?;
+    let launcher = launcher.served_by(&service.control());
+    over(&network, &launcher, way, side, service.host(), duration)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+fn over(
+    network: &BadNetwork,
+    launcher: &Launcher,
+    way: Way,
+    side: Side,
+    near: Ipv4Addr,
+    duration: Duration,
+) -> Result<Sample> {
+    let task = match way {
+        Way::Sends => "--send".to_owned(),
+        Way::Receives => format!("--receive={}", duration.as_secs_f64()),
+    };
+    let arguments = ["peer".to_owned(), format!("--host={near}"), task];
+    let command = launcher.bench(side, &arguments);
+    let mut peer = Server::start(command, "the peer", TemporaryDirectory::make()?)?;
+    let address = peer::address(near, &peer.first_line()?)?;
+    let outcome = network.at_host(|| {
+        let at_host = || -> Result<u64> {
+            let stream = TcpStream::connect(address).doing("connecting through a bad network")?;
+            peer::use_cubic(&stream)?;
+            match way {
+                Way::Sends => peer::receive(&stream, duration),
+                Way::Receives => peer::send(&stream).map(|()| 0),
+            }
+        };
+        Ok(at_host())
+    });
+    let outcome = outcome.unwrap_or_else(|error: io::Error| Err(Failure::new(error.to_string())));
+    let mut bytes = outcome.map_err(|failure| peer.process().explain(&failure))?;
+    if way == Way::Receives {
+        bytes = peer::number(&peer.first_line()?, "received ")?;
+    }
+    let bits = bytes as f64 * 8.0;
+    Ok(Sample {
+        operations_per_s: Some(bytes as f64 / peer::BLOCK_BYTES as f64 / duration.as_secs_f64()),
+        megabits_per_s: Some(bits / 1e6 / duration.as_secs_f64()),
+        verified_bytes: Some(bytes / peer::BLOCK_BYTES as u64 * peer::BLOCK_BYTES as u64),
+        ..Sample::default()
+    })
+}
+
+/// Renders the figures as text.
+pub fn render(comparisons: &[Comparison]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("one connection", Left),
+        ("connections each", Right),
+        ("the kernel, Mbit/s", Right),
+        ("net, Mbit/s", Right),
+        ("net over the kernel", Right),
+    ]);
+    for comparison in comparisons {
+        let of = |side| figures::ratio(comparison.figure(side, MEGABITS));
+        table.row(vec![
+            comparison.title().to_owned(),
+            comparison.rounds().to_string(),
+            of(Side::Plain),
+            of(Side::Net),
+            figures::ratio(comparison.ratio_of(Side::Net, Side::Plain, MEGABITS)),
+        ]);
+    }
+    format!(
+        "{}\nboth use CUBIC; the other end is the kernel's. In each round the same packets are lost. Bytes of which the receiver has \
+         seen that they are right, from the handshake on; medians with their 95 % intervals\n",
+        table.render()
+    )
+}

@@ -1,0 +1,464 @@
+//! User-level TCP (`uncopy net`) compared with the kernel's, with unmodified clients at the kernel's end of a
+//! device: zIO's second stack (§3.2, figures 5, 7, 11 to 13).
+//!
+//! Service and server share one processor, the clients use another. The processor time is that of service and
+//! server together; separate columns show the parts.
+
+mod idle;
+mod loss;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+
+use super::apps;
+use super::store::place::Place as Files;
+use super::store::servers::LOG_LIMIT_BYTES;
+use super::store::{Fsync, QUICK_ROOM_BYTES, REST_PART, ROOM_BYTES};
+use crate::apps::programs::Programs;
+use crate::apps::redis::REDIS;
+use crate::apps::{Case, Effort, icecast, relay};
+use crate::clients::records::Workload;
+use crate::kit::figures::{self, CPU, LEGEND, RATE, medians};
+use crate::kit::network::{self, Network};
+use crate::kit::processes::descendants;
+use crate::kit::{
+    Align, Comparison, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report, Result,
+    Running, Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, count_parser, counted,
+    measured, processors, quiet, seconds, size, size_parser, word,
+};
+use crate::servers::echo::command;
+use crate::servers::echo::echoing::Echoing;
+use crate::servers::echo::server::{Reply, Work};
+use crate::servers::net::{Place, served};
+use crate::servers::redis::{AppendOnly, RedisServer, Serving};
+
+/// Sides compared with the kernel's TCP.
+const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net];
+/// Sides if both stacks are measured: the first copies everything, each of the others elides more than the
+/// previous.
+const STACKS: [Side; 5] = [Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net, Side::NetLog];
+/// Sides if both stacks are measured with every log in memory.
+const DAX_STACKS: [Side; 4] =
+    [Side::NetDaxCopying, Side::NetDaxHeapOnly, Side::NetDaxApiCopying, Side::NetDax];
+/// Length of messages in the measurement of many connections, bytes.
+const MANY_BYTES: usize = 64 << 10;
+
+/// A workload of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// Messages that are copied and sent back
+    Echo,
+    /// Messages that are copied, of which the last page alone is read
+    Receive,
+    /// Messages of 64 KiB that are sent back, over several connections
+    Connections,
+    /// Redis with values that are set
+    Redis,
+    /// Redis under YCSB's workload A
+    Ycsb,
+    /// Icecast with a file, sent to its listeners
+    Icecast,
+    /// Icecast, how many listeners of a live stream it holds
+    Relay,
+    /// One connection through a network that loses 1 % of all packets, beside CUBIC of the kernel
+    Loss,
+    /// Connections of which nothing is asked: memory and processor time
+    Idle,
+}
+
+impl What {
+    /// Returns the case of `uncopy-bench apps` that is also measured behind a service, if any.
+    const fn case(self) -> Option<&'static Case> {
+        match self {
+            Self::Icecast => Some(&icecast::FILE),
+            Self::Relay => Some(&relay::CASE),
+            _ => None,
+        }
+    }
+
+    const fn has_files(self) -> bool {
+        matches!(self, Self::Redis | Self::Ycsb)
+    }
+
+    /// Returns zIO's results for the workload on TAS.
+    const fn paper(self, with_log: bool) -> &'static str {
+        match self {
+            Self::Echo => {
+                "zIO, Figure 5: 12 copies elided 2.8 times; API copies too, up to 21 % more\n\
+                 zIO, Figure 7: 5 copies up to 2 times, API copies up to 40 % more; 0.51 below 32 KiB\n"
+            }
+            Self::Redis if with_log => {
+                "zIO, Figure 11 (with Strata, in persistent memory): SET up to 2.5 times\n\
+                 zIO, Figure 13: SET of 256 KiB, copies in Redis elided 1.7 times, API copies 9 % more, received where it is \
+                 stored 7 % more, together 2 times; of 8 KiB 0.98\n"
+            }
+            Self::Ycsb if with_log => {
+                "zIO, Figure 12 (with Strata, in persistent memory): YCSB A up to 2 times\n"
+            }
+            Self::Icecast => {
+                "zIO, Table 3 (blocks of 64 KB): a file of 1.1 MB 1.25 times (0.89 to 1.08 GB/s)\n\
+                 zIO, Figure 14: a file of 512 KB, several threads: up to 1.17 times what mmap reaches\n"
+            }
+            Self::Relay => "zIO, Table 3 (blocks of 64 KB): 1.16 times as many listeners (812 to 944)\n",
+            _ => "",
+        }
+    }
+}
+
+/// A user-level TCP beside the kernel's: what is gained where its API does not copy
+#[derive(Debug, Args)]
+#[command(mut_arg("slice", |slice| slice.default_value_ifs([("quick", "true", "0.02"), ("log", "true", "2")])))]
+pub struct Net {
+    /// Workloads to measure; all but loss and idle if none is named (with --quick the echo)
+    #[arg(value_name = "NAME", value_enum)]
+    pub names: Vec<What>,
+    /// Lengths of messages, in bytes
+    #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,524288,1048576",
+        default_value_if("quick", "true", "524288"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// Numbers of copies that the server makes of each message
+    #[arg(long, value_name = "N,N,...", default_value = "0,5,12", default_value_if("quick", "true", "12"),
+        value_delimiter = ',', value_parser = copies_parser())]
+    pub copies: Vec<usize>,
+    /// Lengths of Redis's values, in bytes
+    #[arg(long, value_name = "SIZE,...", default_value = "65536,262144", default_value_if("quick", "true", "262144"),
+        value_delimiter = ',', value_parser = size_parser())]
+    pub values: Vec<usize>,
+    /// Numbers of connections for the workload of that name
+    #[arg(long, value_name = "N,N,...", default_value = "1,8,64", value_delimiter = ',', value_parser = count_parser())]
+    pub connections: Vec<usize>,
+    /// Both stacks together: Redis and YCSB with an append-only file that is synced before each answer, on one side by
+    /// a log
+    #[arg(long)]
+    pub log: bool,
+    /// With --log: every side has its log in memory, as if that were persistent: what both stacks would be on
+    /// persistent memory
+    #[arg(long, requires = "log")]
+    pub emulate_dax: bool,
+    /// With --log: where the files are written, in a directory that is removed: not in memory
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+    /// Connections of each side and way through the network that loses packets
+    #[arg(long, value_name = "N", default_value = "12", default_value_if("quick", "true", "2"), value_parser = count_parser())]
+    pub transfers: usize,
+    /// How long each of them lasts
+    #[arg(long, value_name = "SECONDS", default_value = "10", default_value_if("quick", "true", "2"), value_parser = seconds)]
+    pub transfer_seconds: Duration,
+    /// Number of idle connections
+    #[arg(long, value_name = "N", default_value = "10000", default_value_if("quick", "true", "1000"),
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=20_000))]
+    pub idle: usize,
+    #[command(flatten)]
+    pub slicing: Slicing,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Net {
+    const NETWORK: Network = Network::Veth9000;
+
+    fn run(&self) -> Result<Outcome> {
+        if network::current() == Network::Loopback {
+            return Err(Failure::new(
+                "net has its clients in another network namespace; run it with --network veth-9000 or veth-1500",
+            ));
+        }
+        let files = if self.log { Some(self.files()?) } else { None };
+        measured(&self.form, |launcher, progress| {
+            let slices = self.slices();
+            let measure = |point: Point| point.measure(launcher, &slices, files.as_ref(), progress);
+            let mut comparisons: Vec<Comparison> = self.points().into_iter().map(measure).collect();
+            let (mut texts, mut versions, mut findings) = (Vec::new(), Vec::new(), Vec::new());
+            let cases: Vec<&Case> = self.asked().filter_map(What::case).collect();
+            if !cases.is_empty() {
+                let effort = if self.form.quick { Effort::Quick } else { Effort::Full };
+                let measured = apps::measure::measure(launcher, &cases, effort, &slices, progress);
+                comparisons.extend(measured.comparisons);
+                versions = measured.versions;
+            }
+            if !comparisons.is_empty() {
+                let text =
+                    if self.log { render_stacks(&comparisons, self.stacks()) } else { render(&comparisons) };
+                let papers = self.asked().map(|what| what.paper(self.log));
+                texts.push(std::iter::once(&*text).chain(papers).collect());
+            }
+            if self.is_asked(What::Loss) {
+                let measured = loss::measure(self, launcher, progress);
+                texts.push(loss::render(&measured));
+                comparisons.extend(measured);
+            }
+            let plot = plot(&comparisons);
+            if self.is_asked(What::Idle) {
+                let (comparison, all) = idle::measure(self, launcher, progress);
+                texts.push(idle::render(&all));
+                findings.push(("idle", idle::findings(&all)));
+                comparisons.push(comparison);
+            }
+            Ok(Report { findings, versions, ..Report::new(comparisons, texts.join("\n"), plot) })
+        })
+    }
+}
+
+impl Net {
+    /// Prepares the directory of files to be synced, as the experiment `store` does.
+    fn files(&self) -> Result<Files> {
+        if let Some(other) = self.names.iter().find(|what| !what.has_files()) {
+            let name = word(other);
+            return Err(Failure::new(format!(
+                "--log measures redis and ycsb, not {name}, which writes no file; leave out {name}, or --log"
+            )));
+        }
+        let files = Files::of(&self.dir, if self.form.quick { QUICK_ROOM_BYTES } else { ROOM_BYTES })?;
+        quiet::want_idle_loops(false);
+        descendants::adopt();
+        Ok(files)
+    }
+
+    /// Returns the sides with --log.
+    const fn stacks(&self) -> &'static [Side] {
+        if self.emulate_dax { &DAX_STACKS } else { &STACKS }
+    }
+
+    fn slices(&self) -> Slices {
+        if self.log {
+            Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(self.stacks()) }
+        } else {
+            self.slicing.slices(&SIDES)
+        }
+    }
+
+    fn is_asked(&self, what: What) -> bool {
+        match self.names.as_slice() {
+            [] if self.log => what.has_files(),
+            [] => what == What::Echo || !self.form.quick && !matches!(what, What::Loss | What::Idle),
+            names => names.contains(&what),
+        }
+    }
+
+    /// Returns the workloads to measure.
+    fn asked(&self) -> impl Iterator<Item = What> {
+        What::value_variants().iter().copied().filter(|what| self.is_asked(*what))
+    }
+
+    fn points(&self) -> Vec<Point> {
+        let is_asked = |what| self.is_asked(what);
+        let mut points = Vec::new();
+        for (what, reply) in [(What::Echo, Reply::Echo), (What::Receive, Reply::LastPage)] {
+            for size_bytes in self.sizes.iter().filter(|_| is_asked(what)) {
+                points.extend(self.copies.iter().map(|copies| {
+                    let work = Work { size_bytes: *size_bytes, copies: *copies, reply, ..Work::default() };
+                    Point::Messages { work, connections: 1 }
+                }));
+            }
+        }
+        if is_asked(What::Connections) {
+            let work = Work { size_bytes: MANY_BYTES, ..Work::default() };
+            points.extend(
+                self.connections
+                    .iter()
+                    .map(|connections| Point::Messages { work, connections: *connections }),
+            );
+        }
+        for (what, workload) in [(What::Redis, Workload::Set), (What::Ycsb, Workload::YcsbA)] {
+            let values = self.values.iter().filter(|_| is_asked(what));
+            points.extend(values.map(|size_bytes| Point::Values { workload, size_bytes: *size_bytes }));
+        }
+        points
+    }
+}
+
+/// One line of the tables.
+#[derive(Clone, Copy, Debug)]
+enum Point {
+    /// Messages to a server with a thread for each connection.
+    Messages { work: Work, connections: usize },
+    /// Values of Redis, by workload and length in bytes.
+    Values { workload: Workload, size_bytes: usize },
+}
+
+impl Point {
+    #[expect(clippy::cast_precision_loss, reason = "sizes of messages, few copies")]
+    fn comparison(&self, sides: &[Side], is_synced: bool) -> Comparison {
+        match self {
+            Self::Messages { work, connections } => {
+                let what = if work.reply == Reply::Echo { "echo" } else { "receive" };
+                let copies = counted(work.copies, "copy", "copies");
+                let title = format!("{what} {}, {copies}", size(work.size_bytes as u64));
+                let title =
+                    if *connections == 1 { title } else { format!("{title}, {connections} connections") };
+                Comparison::new(title, work.size_bytes as u64, sides)
+                    .with("size_bytes", work.size_bytes as f64)
+                    .with("copies", work.copies as f64)
+                    .with("connections", *connections as f64)
+            }
+            Self::Values { workload, size_bytes } => {
+                let synced = if is_synced { ", synced" } else { "" };
+                let title = format!("redis {} {}{synced}", workload.name(), size(*size_bytes as u64));
+                Comparison::new(title, *size_bytes as u64, sides).with("size_bytes", *size_bytes as f64)
+            }
+        }
+    }
+
+    /// Measures the point. `files` is the place of Redis's append-only file, which is synced.
+    fn measure(
+        self,
+        launcher: &Launcher,
+        slices: &Slices,
+        files: Option<&Files>,
+        progress: &mut Progress,
+    ) -> Comparison {
+        let mut comparison = self.comparison(&slices.sides, files.is_some());
+        let programs = match self {
+            Self::Messages { .. } => Programs::find(&[]),
+            Self::Values { .. } => Programs::find(&[REDIS]),
+        };
+        match programs {
+            Err(missing) => comparison.skip(missing.to_string()),
+            Ok(programs) => slices.run(launcher, &mut comparison, false, progress, |side| {
+                let by = |command, _: &_| Ok(command);
+                served(launcher, side, by, |launcher, place| {
+                    self.start(launcher, side, &programs, place, files)
+                })
+            }),
+        }
+        comparison
+    }
+
+    /// Starts the server under `side`, and its clients.
+    fn start(
+        self,
+        launcher: &Launcher,
+        side: Side,
+        programs: &Programs,
+        place: Place,
+        files: Option<&Files>,
+    ) -> Result<Box<dyn Running>> {
+        let clients = processors::of_clients(processors::ONE_THREAD);
+        let start = |mut command, title: &str, directory| {
+            processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
+            place.start(command, title, directory)
+        };
+        match self {
+            Self::Messages { work, connections } => {
+                let arguments = command::arguments(place.host(), &work, connections);
+                let command = launcher.bench(side, &arguments);
+                let server = start(command, "the echo server", TemporaryDirectory::make()?)?;
+                Ok(Box::new(Echoing::new(server, place.host(), work, connections, clients)?))
+            }
+            Self::Values { workload, size_bytes } => {
+                let program = programs.path(REDIS.program)?;
+                let append_only = files
+                    .map_or(AppendOnly::Off, |files| AppendOnly::Synced(Fsync::Always.name(), files.path()));
+                let start = |arguments: &[OsString], directory: TemporaryDirectory| {
+                    let launcher = match files {
+                        Some(files) => &files.launcher(launcher, side, directory.path())?,
+                        None => launcher,
+                    };
+                    start(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
+                };
+                let redis = RedisServer::start_at(place, append_only, start)?;
+                let serving = Serving::new(redis, workload, size_bytes, 1)?;
+                Ok(Box::new(serving.rewriting_past(LOG_LIMIT_BYTES)))
+            }
+        }
+    }
+}
+
+/// Processor time of the service per operation, µs.
+const SERVICE: Metric = |sample| sample.service_cpu_us;
+/// Processor time of the clients per operation, µs.
+const CLIENT: Metric = |sample| sample.client_cpu_us;
+/// Processor time of the program alone per operation, µs.
+const PROGRAM: Metric = |sample| Some(sample.cpu_us? - sample.service_cpu_us.unwrap_or(0.0));
+
+fn render(comparisons: &[Comparison]) -> String {
+    let extras =
+        [medians("program µs", PROGRAM), medians("service µs", SERVICE), medians("clients µs", CLIENT)];
+    format!(
+        "{}{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices. net: large parts pass by reference between service and \
+         program; API copied: they are copied there (uncopy net --api-copies make); all copied: the program copies there and \
+         within, with libc's heap; heap only: with uncopy's\n",
+        gains(comparisons),
+        figures::table(comparisons, &extras),
+        figures::counts(comparisons)
+    )
+}
+
+/// Renders the figures of both stacks: the bars of Figure 13, relative to the first of `sides`, and their details.
+fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
+    const BARS: [&str; 5] = ["rate: kernel", "heap only", "Redis elides", "and API", "and log"];
+    let (base, last) = (sides[0], sides[sides.len() - 1]);
+    let (cpu, legend) = if last.logs_in_memory() {
+        (
+            "CPU, and API",
+            "net, DAX: as without --log, and what is synced goes to a log in memory (uncopy run --log --log-emulate-dax): \
+             nothing survives power loss",
+        )
+    } else {
+        ("CPU, and log", "net: as without --log; net, log: what is synced goes to a log (uncopy run --log)")
+    };
+    let shown = std::iter::once(&Side::Plain).chain(&sides[1..]);
+    let columns: Vec<(&str, Side, Metric)> =
+        std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, RATE)).chain([(cpu, last, CPU)]).collect();
+    let headings = columns.iter().map(|(heading, ..)| (*heading, Align::Right));
+    let headings: Vec<_> = std::iter::once(("over what copies all", Align::Left)).chain(headings).collect();
+    let mut bars = Table::new(&headings);
+    for comparison in comparisons {
+        let over =
+            |(_, side, metric): &(_, Side, Metric)| figures::ratio(comparison.ratio_of(*side, base, *metric));
+        bars.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
+    }
+    let p50: Metric = |sample| sample.latency_p50_us;
+    let written: Metric = |sample| sample.counts.written_bytes;
+    let extras = [
+        medians("service µs", SERVICE),
+        medians("clients µs", CLIENT),
+        medians("p50 µs", p50),
+        medians("written/op", written),
+    ];
+    format!(
+        "{}\n{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. {legend}. CPU: of Redis, \
+         the service and the log's keeper\n",
+        bars.render(),
+        figures::table(comparisons, &extras),
+        figures::counts(comparisons)
+    )
+}
+
+/// Renders the gains by eliding on this stack.
+fn gains(comparisons: &[Comparison]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("net", Left),
+        ("rate over all copied", Right),
+        ("CPU over all copied", Right),
+        ("rate over heap only", Right),
+        ("rate over API copied", Right),
+        ("CPU over API copied", Right),
+        ("rate over the kernel", Right),
+        ("over the kernel, uncopy", Right),
+    ]);
+    for comparison in comparisons {
+        let over = |other, metric| figures::ratio(comparison.ratio_of(Side::Net, other, metric));
+        table.row(vec![
+            comparison.title().to_owned(),
+            over(Side::NetCopying, RATE),
+            over(Side::NetCopying, CPU),
+            over(Side::NetHeapOnly, RATE),
+            over(Side::NetApiCopying, RATE),
+            over(Side::NetApiCopying, CPU),
+            over(Side::Plain, RATE),
+            over(Side::Uncopy, RATE),
+        ]);
+    }
+    table.render() + "\n"
+}
+
+/// Plots the rate relative to the kernel's TCP.
+fn plot(comparisons: &[Comparison]) -> Plot {
+    Plot::over_plain("User-level TCP", "rate over the kernel's TCP", comparisons, RATE)
+}

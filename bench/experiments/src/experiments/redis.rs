@@ -1,0 +1,156 @@
+//! The experiment on Redis: the packaged server, unchanged, plain, under uncopy and with other allocators, with
+//! GETs and SETs, with and without its append-only file. Every value read is compared.
+
+use clap::{Args, ValueEnum};
+
+use crate::apps::programs::Programs;
+use crate::apps::redis::{REDIS, Values};
+use crate::apps::{By, Point};
+use crate::clients::records::Workload;
+use crate::experiments::apps::measure;
+use crate::kit::{
+    Entry, Experiment, Failure, Form, Outcome, Report, Result, Rivalry, amount, claim, count_parser, disk,
+    entry, measured, size_parser,
+};
+
+/// Space required in the temporary directory, bytes: many times the size to which a log grows.
+const ROOM_BYTES: u64 = 1 << 30;
+
+/// Whether Redis keeps its append-only file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AppendOnly {
+    /// Redis keeps no append-only file
+    Off,
+    /// Redis keeps its append-only file
+    On,
+}
+
+/// Packaged redis-server: SET, GET, half of each, YCSB A, append-only file on or off (zIO, Figures 11 and 12)
+#[derive(Debug, Args)]
+pub struct Redis {
+    /// Workloads of the clients to measure
+    #[arg(
+        long,
+        value_name = "LOAD,...",
+        default_value = "set,get,ycsb-a",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub workload: Vec<Workload>,
+    /// Lengths of values, in bytes
+    #[arg(long, value_name = "SIZE,...", default_value = "64,65536,262144,1048576",
+        default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// States of the append-only file
+    #[arg(long, value_name = "STATE,...", default_value = "on", value_delimiter = ',', value_enum)]
+    pub append_only: Vec<AppendOnly>,
+    /// Number of connections to Redis
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count_parser())]
+    pub clients: usize,
+    #[command(flatten)]
+    pub rivalry: Rivalry,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Redis {
+    const ENTRIES: &'static [Entry] = &[
+        entry(
+            "redis-set",
+            "Redis, SET, append-only file on",
+            &[
+                claim("zIO, Figure 11 (§5.2)", "Up to 1.8 times Linux, above all for larger values."),
+                claim(
+                    "zIO, §5.2.1",
+                    "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
+                ),
+            ],
+            "redis --workload set --sizes 8192,65536,262144,1048576",
+            "redis --quick --workload set --sizes 65536,262144,1048576 --sides uncopy",
+        ),
+        entry(
+            "redis-get",
+            "Redis, GET",
+            &[claim(
+                "zIO, Table 1",
+                "A GET makes fewer copies in the application than a SET; not measured by itself.",
+            )],
+            "redis --workload get --append-only off --sizes 65536,262144,1048576",
+            "redis --quick --workload get --append-only off --sizes 262144 --sides uncopy",
+        ),
+        entry(
+            "redis-ycsb-a",
+            "Redis, YCSB workload A",
+            &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times Linux.")],
+            "redis --workload ycsb-a --sizes 262144,1048576",
+            "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
+        ),
+        Entry {
+            network: Some("veth-1500"),
+            ..entry(
+                "redis-set-veth-1500",
+                "Redis, SET, over a link with MTU 1500",
+                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
+                "redis --quick --workload set --sizes 262144 --sides uncopy",
+            )
+        },
+        Entry {
+            network: Some("veth-9000"),
+            ..entry(
+                "redis-set-veth-9000",
+                "Redis, SET, over a link with MTU 9000",
+                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
+                "redis --quick --workload set --sizes 262144 --sides uncopy",
+            )
+        },
+    ];
+    const PLACE: u8 = 80;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            let programs = Programs::find(&[REDIS])?;
+            check_room()?;
+            let slices = self.rivalry.slices();
+            let comparisons =
+                measure::points(launcher, &programs, &self.points(), By::Slices, &slices, progress);
+            let versions = programs.versions;
+            Ok(Report { versions, ..Report::of(comparisons, measure::tables, measure::plot) })
+        })
+    }
+}
+
+impl Redis {
+    /// Returns a point for each workload, state of the append-only file and length of values.
+    fn points(&self) -> Vec<Point> {
+        let mut points = Vec::new();
+        for workload in &self.workload {
+            for append_only in &self.append_only {
+                let append_only = *append_only == AppendOnly::On;
+                let (workload, clients) = (*workload, self.clients);
+                let point = |size_bytes| Values { workload, size_bytes, clients, append_only }.point();
+                points.extend(self.sizes.iter().copied().map(point));
+            }
+        }
+        points
+    }
+}
+
+/// Checks that the disk does not fill even if logs are not trimmed for a while.
+///
+/// # Errors
+/// [`Failure`] that says where there is too little room.
+pub fn check_room() -> Result<()> {
+    let directory = std::env::temp_dir();
+    let free_bytes = disk::free_bytes(&directory)?;
+    if free_bytes >= ROOM_BYTES {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{} has {} free and {} are needed; set TMPDIR to a directory with more room",
+        directory.display(),
+        amount(free_bytes),
+        amount(ROOM_BYTES)
+    )))
+}

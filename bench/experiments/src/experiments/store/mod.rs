@@ -1,0 +1,345 @@
+//! Programs that append and sync: plain, with preallocated files, under uncopy, and with a log (`uncopy run
+//! --log`). The processor time is that of the program and of its log's keeper.
+//!
+//! A keeper's later syncs go to the device that the other sides use. Slices are therefore long enough that most
+//! of these syncs fall into their own slice, and each slice is followed by a pause without load.
+//!
+//! No idle loops keep the processors awake: a kernel thread that has to write a journal waits until a loop's
+//! time slice ends. (Measured: 4 KiB appended and synced in 5.3 ms with such loops, in 0.24 ms without.)
+
+pub mod append_loop;
+pub mod place;
+pub mod servers;
+mod tables;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use uncopy_testbed::Package;
+
+use append_loop::{AppendLoop, record_parser};
+use place::Place;
+
+use crate::apps::programs::Programs;
+use crate::apps::redis::REDIS;
+use crate::kit::processes::descendants;
+use crate::kit::remote::Remote;
+use crate::kit::{
+    Comparison, Experiment, Form, Launcher, Outcome, Progress, Report, Result, Running, Side, Slices,
+    Slicing, TemporaryDirectory, count_parser, counted, measured, quiet, size, size_parser, threads_parser,
+};
+
+/// Side of the loop that overwrites preallocated files.
+const PREALLOCATED: Side = Side::Way("preallocated");
+/// Maximum length of records with several threads, bytes: the device must not be the limit.
+const MAX_SHARED_BYTES: usize = 4096;
+/// Length of records that are never synced, bytes.
+const NOT_SYNCED_BYTES: usize = 64 << 10;
+/// Length of a row in SQLite, bytes.
+const ROW_BYTES: usize = 1024;
+/// Divisor of a slice that gives the pause after it: for slices of 2 s, the second after which files are synced.
+pub const REST_PART: u32 = 2;
+
+/// Space required, bytes: for the files of all sides at one time, and their logs.
+pub const ROOM_BYTES: u64 = 16 << 30;
+/// Space required with `--quick`, bytes.
+pub const QUICK_ROOM_BYTES: u64 = 4 << 30;
+
+/// A workload of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    /// A loop that appends to a file and syncs it each time
+    Append,
+    /// The same, never synced
+    Nosync,
+    /// Redis whose append-only file is synced
+    Redis,
+    /// SQLite in WAL mode, a row in a transaction
+    Sqlite,
+}
+
+/// A side that can be compared with plain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Compared {
+    /// The loop with files that were written and synced before
+    Preallocated,
+    /// Under `uncopy run`, without a log
+    Uncopy,
+    /// Under `uncopy run --log`, with its log on disk
+    UncopyLog,
+    /// `uncopy run --log` with the log in memory: what it would be on persistent memory
+    LogEmulatedDax,
+}
+
+impl Compared {
+    const fn side(self) -> Side {
+        match self {
+            Self::Preallocated => PREALLOCATED,
+            Self::Uncopy => Side::Uncopy,
+            Self::UncopyLog => Side::Log,
+            Self::LogEmulatedDax => Side::LogInMemory,
+        }
+    }
+}
+
+/// Policy by which Redis syncs its append-only file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Fsync {
+    /// Sync before each answer
+    Always,
+    /// Sync once a second
+    Everysec,
+}
+
+impl Fsync {
+    /// Returns the policy's name in Redis.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Everysec => "everysec",
+        }
+    }
+}
+
+/// Programs that append to files and sync them: a loop, Redis, SQLite, with a log and without
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("slice", |slice| slice.default_value("2").default_value_if("quick", "true", "0.05")),
+    mut_arg("seconds", |seconds| seconds.default_value("120"))
+)]
+pub struct Store {
+    /// Workloads to measure; all of them if none is named
+    #[arg(value_name = "NAME", value_enum)]
+    pub names: Vec<Workload>,
+    /// Lengths of what the loop appends, in bytes
+    #[arg(long, value_name = "SIZE,...", default_value = "4096,16384,65536,262144,1048576",
+        default_value_if("quick", "true", "4096,65536"), value_delimiter = ',', value_parser = record_parser())]
+    pub sizes: Vec<usize>,
+    /// Numbers of the loop's threads; more than one of them for lengths up to 4096 only
+    #[arg(long, value_name = "N,N,...", default_value = "1,8", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = threads_parser())]
+    pub threads: Vec<usize>,
+    /// Lengths of Redis's values, in bytes
+    #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,262144,1048576",
+        default_value_if("quick", "true", "65536"), value_delimiter = ',', value_parser = size_parser())]
+    pub values: Vec<usize>,
+    /// Policies by which Redis syncs
+    #[arg(
+        long,
+        value_name = "POLICY,...",
+        default_value = "always,everysec",
+        default_value_if("quick", "true", "always"),
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub fsync: Vec<Fsync>,
+    /// Number of connections to Redis
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count_parser())]
+    pub clients: usize,
+    /// Sides to compare with plain
+    #[arg(
+        long,
+        value_name = "SIDE,...",
+        default_value = "preallocated,uncopy,uncopy-log",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub sides: Vec<Compared>,
+    /// Where the files are written, in a directory that is removed: not in memory
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+    #[command(flatten)]
+    pub slicing: Slicing,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Store {
+    fn run(&self) -> Result<Outcome> {
+        let place = Place::of(&self.dir, if self.form.quick { QUICK_ROOM_BYTES } else { ROOM_BYTES })?;
+        quiet::want_idle_loops(false);
+        measured(&self.form, |launcher, progress| Ok(self.measure(launcher, &place, progress)))
+    }
+}
+
+impl Store {
+    fn measure(&self, launcher: &Launcher, place: &Place, progress: &mut Progress) -> Report {
+        // A keeper's parent is then this program, which accounts for its time and ends it.
+        descendants::adopt();
+        let mut versions = vec![("files", place.file_system())];
+        let mut measure = |point: Point| {
+            let slices = self.slices(&point);
+            let mut comparison = point.comparison(&slices.sides);
+            match Programs::find(point.needs()) {
+                Err(missing) => comparison.skip(missing.to_string()),
+                Ok(programs) => {
+                    let found =
+                        programs.versions.iter().map(|(_, version)| (point.program(), version.clone()));
+                    versions.extend(found.filter(|found| !versions.contains(found)).collect::<Vec<_>>());
+                    slices.run(launcher, &mut comparison, false, progress, |side| {
+                        point.start(launcher, side, &programs, place)
+                    });
+                }
+            }
+            comparison
+        };
+        let comparisons = self.points().into_iter().map(&mut measure).collect();
+        Report { versions, ..Report::of(comparisons, tables::render, tables::plot) }
+    }
+
+    /// Returns the sides and times of a point. Only the loop has files to preallocate.
+    fn slices(&self, point: &Point) -> Slices {
+        let sides: Vec<Side> = self.sides.iter().map(|compared| compared.side()).collect();
+        let mut slices = Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(&sides) };
+        slices.sides.retain(|side| *side != PREALLOCATED || matches!(point.work, Work::Append(_)));
+        slices
+    }
+
+    fn points(&self) -> Vec<Point> {
+        let is_asked = |workload| self.names.is_empty() || self.names.contains(&workload);
+        let mut points = Vec::new();
+        if is_asked(Workload::Append) {
+            for size_bytes in &self.sizes {
+                let threads = self.threads.iter().copied();
+                let threads = threads.filter(|threads| *threads == 1 || *size_bytes <= MAX_SHARED_BYTES);
+                points.extend(threads.map(|threads| Point::append(*size_bytes, threads, false)));
+            }
+        }
+        if is_asked(Workload::Nosync) {
+            points.push(Point::append(NOT_SYNCED_BYTES, 1, true));
+        }
+        if is_asked(Workload::Redis) {
+            for fsync in &self.fsync {
+                points.extend(self.values.iter().map(|size_bytes| self.redis(*fsync, *size_bytes)));
+            }
+        }
+        if is_asked(Workload::Sqlite) {
+            let title = format!("sqlite, a row of {}", size(ROW_BYTES as u64));
+            points.push(Point { title, size_bytes: ROW_BYTES, threads: 1, work: Work::Sqlite });
+        }
+        points
+    }
+
+    fn redis(&self, fsync: Fsync, size_bytes: usize) -> Point {
+        let title = format!("redis SET {}, {}", size(size_bytes as u64), fsync.name());
+        let work = Work::Redis { fsync, clients: self.clients };
+        Point { title, size_bytes, threads: 1, work }
+    }
+}
+
+/// One line of the experiment's tables.
+#[derive(Debug)]
+struct Point {
+    title: String,
+    size_bytes: usize,
+    threads: usize,
+    work: Work,
+}
+
+/// Program that a point measures.
+#[derive(Debug)]
+enum Work {
+    /// The loop that appends to files.
+    Append(AppendLoop),
+    /// Redis with its append-only file.
+    Redis { fsync: Fsync, clients: usize },
+    /// A program that writes rows to SQLite.
+    Sqlite,
+}
+
+impl Point {
+    fn append(size_bytes: usize, threads: usize, no_sync: bool) -> Self {
+        let how = if no_sync { ", not synced".to_owned() } else { String::new() };
+        let title =
+            format!("append {}, {}{how}", size(size_bytes as u64), counted(threads, "thread", "threads"));
+        let work = AppendLoop { size: size_bytes, threads, no_sync, preallocated: false };
+        Self { title, size_bytes, threads, work: Work::Append(work) }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "sizes, and few threads")]
+    fn comparison(&self, sides: &[Side]) -> Comparison {
+        Comparison::new(&self.title, self.size_bytes as u64, sides)
+            .with("size_bytes", self.size_bytes as f64)
+            .with("threads", self.threads as f64)
+    }
+
+    const fn needs(&self) -> &'static [Package] {
+        match self.work {
+            Work::Append(_) => &[],
+            Work::Redis { .. } => &[REDIS],
+            Work::Sqlite => &[servers::SQLITE],
+        }
+    }
+
+    /// Returns the name under which the version of the point's program is reported.
+    const fn program(&self) -> &'static str {
+        match self.work {
+            Work::Append(_) | Work::Redis { .. } => REDIS.program,
+            Work::Sqlite => "sqlite",
+        }
+    }
+
+    /// Starts the program under `side`, with its files in a directory of their own.
+    fn start(
+        &self,
+        launcher: &Launcher,
+        side: Side,
+        programs: &Programs,
+        place: &Place,
+    ) -> Result<Box<dyn Running>> {
+        match self.work {
+            Work::Append(work) => {
+                let directory = TemporaryDirectory::make_in(place.path())?;
+                let work = AppendLoop { preallocated: side == PREALLOCATED, ..work };
+                let command =
+                    place.launcher(launcher, side, directory.path())?.bench(side, &work.arguments());
+                Ok(Box::new(Remote::start(command, "the loop", directory)?))
+            }
+            Work::Redis { fsync, clients } => {
+                let values = (fsync.name(), self.size_bytes, clients);
+                servers::redis(launcher, side, programs, place, values)
+            }
+            Work::Sqlite => servers::sqlite(launcher, side, programs, place, self.size_bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        store: Store,
+    }
+
+    fn titles(words: &[&str]) -> Vec<String> {
+        let line = Line::try_parse_from([&["store"], words].concat()).expect("a command line");
+        line.store.points().into_iter().map(|point| point.title).collect()
+    }
+
+    #[test]
+    fn everything_is_measured_unless_something_is_named() {
+        let all = titles(&[]);
+        assert_eq!(all.len(), 6 + 1 + 8 + 1);
+        assert_eq!(
+            all[..3],
+            ["append 4 KiB, 1 thread", "append 4 KiB, 8 threads", "append 16 KiB, 1 thread"]
+        );
+        assert_eq!(all[6..8], ["append 64 KiB, 1 thread, not synced", "redis SET 8 KiB, always"]);
+        assert_eq!(all[15], "sqlite, a row of 1 KiB");
+        let quick = titles(&["--quick", "redis", "append"]);
+        assert_eq!(quick, ["append 4 KiB, 1 thread", "append 64 KiB, 1 thread", "redis SET 64 KiB, always"]);
+    }
+
+    #[test]
+    fn only_loops_have_preallocated_files() {
+        let line = Line::try_parse_from(["store"]).expect("a command line");
+        let has = |point: &Point| line.store.slices(point).sides.contains(&PREALLOCATED);
+        let points = line.store.points();
+        assert!(has(&points[0]) && !has(&points[15]));
+        let sides = line.store.slices(&points[0]).sides;
+        assert_eq!(sides, [Side::Plain, Side::PlainAgain, PREALLOCATED, Side::Uncopy, Side::Log]);
+    }
+}

@@ -1,0 +1,92 @@
+//! Directory for files that are synced.
+
+use std::path::{Path, PathBuf};
+
+use crate::kit::disk::{self, FileSystem};
+use crate::kit::{Failure, Launcher, Result, Side, TemporaryDirectory, While, amount};
+
+/// A directory that is in memory on every Linux.
+const MEMORY: &str = "/dev/shm";
+
+/// A directory on a device, with enough free space.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    file_system: FileSystem,
+    /// Parent of logs that emulate DAX, each in a directory named after its server's.
+    memory: TemporaryDirectory,
+}
+
+impl Place {
+    /// Checks that `directory` is on a device and has `room_bytes` free.
+    ///
+    /// # Errors
+    /// [`Failure`] when the directory is in memory, where a sync does nothing, or has too little room.
+    pub fn of(directory: &Path, room_bytes: u64) -> Result<Self> {
+        let path = directory.canonicalize().doing(format_args!("finding {}", directory.display()))?;
+        let shown = path.display();
+        let file_system = FileSystem::of(&path)?;
+        if file_system.is_memory() {
+            return Err(Failure::new(format!(
+                "{shown} is in memory only ({file_system}), where a sync does nothing; name a directory on a disk with --dir"
+            )));
+        }
+        let free_bytes = disk::free_bytes(&path)?;
+        if free_bytes < room_bytes {
+            let (free, needed) = (amount(free_bytes), amount(room_bytes));
+            return Err(Failure::new(format!(
+                "{shown} has {free} free and {needed} are needed; name another directory with --dir"
+            )));
+        }
+        let memory = TemporaryDirectory::make_in(Path::new(MEMORY))?;
+        Ok(Self { path, file_system, memory })
+    }
+
+    /// Returns the launcher for a server under `side` whose directory is `directory`.
+    ///
+    /// # Errors
+    /// [`Failure`] when the directory of a log that emulates DAX cannot be made.
+    pub fn launcher(&self, launcher: &Launcher, side: Side, directory: &Path) -> Result<Launcher> {
+        let Some(name) = directory.file_name().filter(|_| side.logs_in_memory()) else {
+            return Ok(launcher.logging_in(directory));
+        };
+        for earlier in self.memory.path().read_dir().doing("listing logs")?.flatten() {
+            if !self.path.join(earlier.file_name()).exists() {
+                std::fs::remove_dir_all(earlier.path()).doing("removing a log")?;
+            }
+        }
+        let logs = self.memory.join(name);
+        std::fs::create_dir(&logs).doing("making a log's directory")?;
+        Ok(launcher.logging_in(&logs))
+    }
+
+    /// Returns the absolute path of the directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the name of the file system.
+    #[must_use]
+    pub fn file_system(&self) -> String {
+        self.file_system.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_in_memory_or_without_room_is_refused() {
+        let refused = |directory: &str, room_bytes| {
+            Place::of(Path::new(directory), room_bytes).expect_err("of no use").to_string()
+        };
+        assert!(refused("/nonexistent", 0).contains("/nonexistent"));
+        assert!(refused(env!("CARGO_MANIFEST_DIR"), u64::MAX).contains("--dir"));
+        if FileSystem::of(Path::new("/dev/shm")).is_ok_and(|file_system| file_system.is_memory()) {
+            let failure = refused("/dev/shm", 0);
+            assert!(failure.contains("in memory only") && failure.contains("--dir"), "{failure}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Servers for the workloads other than the loop: Redis, and a program that writes to SQLite.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use uncopy_testbed::Package;
+use uncopy_testbed::servers::PYTHON;
+
+use super::place::Place;
+use crate::apps::programs::Programs;
+use crate::apps::redis::REDIS;
+use crate::clients::records::Workload;
+use crate::kit::remote::Remote;
+use crate::kit::{Launcher, Result, Running, Side, TemporaryDirectory, While, processors, start_server};
+use crate::servers::redis::{AppendOnly, RedisServer, Serving};
+
+/// Length above which an append-only file is rewritten between two rounds, bytes.
+pub const LOG_LIMIT_BYTES: u64 = 512 << 20;
+
+/// Python, whose library contains SQLite.
+pub const SQLITE: Package =
+    Package { version: &["-c", "import sqlite3; print(sqlite3.sqlite_version)"], ..PYTHON };
+const SQLITE_LOOP: &str = include_str!("sqlite_loop.py");
+
+/// Starts Redis, with its append-only file synced by the policy `fsync`, and `count` clients that set values.
+///
+/// # Errors
+/// [`crate::kit::Failure`] when Redis cannot be started or refuses a connection.
+pub fn redis(
+    launcher: &Launcher,
+    side: Side,
+    programs: &Programs,
+    place: &Place,
+    (fsync, size_bytes, count): (&'static str, usize, usize),
+) -> Result<Box<dyn Running>> {
+    let program = programs.path(REDIS.program)?;
+    let append_only = AppendOnly::Synced(fsync, place.path());
+    let redis = RedisServer::start_by(append_only, |arguments: &[OsString], directory| {
+        let launcher = place.launcher(launcher, side, directory.path())?;
+        let mut command = launcher.command(side, program.as_os_str(), arguments);
+        processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
+        start_server(command, REDIS.program, directory)
+    })?;
+    let serving = Serving::new(redis, Workload::Set, size_bytes, count)?;
+    Ok(Box::new(serving.rewriting_past(LOG_LIMIT_BYTES)))
+}
+
+/// Starts a program that writes rows of `row_bytes` to a table, one per transaction.
+///
+/// # Errors
+/// [`crate::kit::Failure`] when the program cannot be started.
+pub fn sqlite(
+    launcher: &Launcher,
+    side: Side,
+    programs: &Programs,
+    place: &Place,
+    row_bytes: usize,
+) -> Result<Box<dyn Running>> {
+    let directory = TemporaryDirectory::make_in(place.path())?;
+    let script = directory.join("sqlite_loop.py");
+    std::fs::write(&script, SQLITE_LOOP).doing("writing a program")?;
+    let arguments = [script.into_os_string(), row_bytes.to_string().into()];
+    let launcher = place.launcher(launcher, side, directory.path())?;
+    let program: &Path = programs.path(SQLITE.program)?;
+    let command = launcher.command(side, program.as_os_str(), &arguments);
+    Ok(Box::new(Remote::start(command, "the program with SQLite", directory)?))
+}

@@ -1,0 +1,89 @@
+//! Tables and plot of the experiment.
+
+use super::PREALLOCATED;
+use crate::kit::figures::{self, CPU, LEGEND, RATE, medians};
+use crate::kit::{Align, Comparison, Metric, Plot, Side, Table};
+
+const P50: Metric = |sample| sample.latency_p50_us;
+const P99: Metric = |sample| sample.latency_p99_us;
+
+/// Renders the figures as text.
+pub fn render(comparisons: &[Comparison]) -> String {
+    let extras = [
+        medians("p99.9 µs", |sample| sample.latency_p999_us),
+        medians("written/op", |sample| sample.counts.written_bytes),
+        medians("device/op", |sample| sample.counts.device_bytes),
+    ];
+    format!(
+        "{}{}{}\n{LEGEND}CPU: of the program with its log's keeper, without the kernel's own threads. p50, p99, p99.9: of one sync; \
+         of a write where nothing is synced, of a SET, of a transaction. written/op: bytes that these processes wrote to the \
+         device, or to pages that go there later (the kernel counts more than these where files are written over); device/op: \
+         what the device took, with the file system's journal and from whoever\n",
+        gains(comparisons),
+        figures::table(comparisons, &extras),
+        figures::counts(comparisons)
+    )
+}
+
+/// Renders the gains by a log; empty if none was measured.
+fn gains(comparisons: &[Comparison]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("uncopy, log", Left),
+        ("rate over plain", Right),
+        ("CPU over plain", Right),
+        ("p50 over plain", Right),
+        ("p99 over plain", Right),
+        ("rate over preallocated", Right),
+        ("CPU over preallocated", Right),
+    ]);
+    let logging: Vec<_> =
+        comparisons.iter().filter(|comparison| comparison.sides().contains(&Side::Log)).collect();
+    for comparison in &logging {
+        let over = |other, metric| figures::ratio(comparison.ratio_of(Side::Log, other, metric));
+        table.row(vec![
+            comparison.title().to_owned(),
+            over(Side::Plain, RATE),
+            over(Side::Plain, CPU),
+            over(Side::Plain, P50),
+            over(Side::Plain, P99),
+            over(PREALLOCATED, RATE),
+            over(PREALLOCATED, CPU),
+        ]);
+    }
+    if logging.is_empty() { String::new() } else { table.render() + "\n" }
+}
+
+/// Plots rates relative to plain.
+pub fn plot(comparisons: &[Comparison]) -> Plot {
+    Plot::over_plain("Programs that append and sync", "rate over plain", comparisons, RATE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kit::Sample;
+
+    #[test]
+    fn a_log_is_compared_with_plain_and_with_preallocated_files() {
+        let measured = |sides: &[Side]| {
+            let mut comparison = Comparison::new("work", 1, sides);
+            for _ in 0..7 {
+                comparison.round(|side| {
+                    let operations_per_s = match side {
+                        Side::Log => 180.0,
+                        PREALLOCATED => 120.0,
+                        _ => 100.0,
+                    };
+                    let operations_per_s = Some(operations_per_s);
+                    Ok(Sample { operations_per_s, verified_bytes: Some(1), ..Sample::default() })
+                });
+            }
+            comparison
+        };
+        let text = render(&[measured(&[Side::Plain, PREALLOCATED, Side::Log])]);
+        let row = text.lines().nth(2).expect("a row");
+        assert!(row.contains("1.80 [1.80–1.80]") && row.contains("1.50 [1.50–1.50]"), "{text}");
+        assert!(!render(&[measured(&[Side::Plain, PREALLOCATED])]).contains("over preallocated"));
+    }
+}

@@ -1,0 +1,129 @@
+//! Command-line options that experiments share, and the parsers of their values.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use uncopy_core::size;
+
+use crate::kit::side::Side;
+use crate::kit::slices::Slices;
+
+/// Longest message and value, bytes: the longest string that Redis stores.
+const SIZE_LIMIT_BYTES: usize = 512 << 20;
+
+/// Returns a parser of a byte count from 1 to `most`. All sizes on the command line go through this parser.
+pub fn bytes_parser(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| size::parse_within(text, 1..=most)
+}
+
+/// Returns a parser of a message or value length, bytes.
+pub fn size_parser() -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    bytes_parser(SIZE_LIMIT_BYTES)
+}
+
+pub fn copies_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(0..=1024)
+}
+
+pub fn count_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1000)
+}
+
+pub fn threads_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=128)
+}
+
+/// Parses a duration from 0.01 to 600 seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse::<f64>()
+        .ok()
+        .filter(|seconds| (0.01..=600.0).contains(seconds))
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "it must be a number from 0.01 to 600".to_owned())
+}
+
+/// Returns the command-line spelling of `value`.
+pub fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Output options of an experiment.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Form {
+    /// Measure less and shorter: a few seconds, figures too rough for conclusions
+    #[arg(long)]
+    pub quick: bool,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Also draw the figures, as an SVG image in FILE
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Options of a case that is measured by slices.
+#[derive(Clone, Debug, Args)]
+pub struct Slicing {
+    /// Rounds that count, at least; each loads every side once, for a slice
+    #[arg(long, value_name = "N", default_value = "25", default_value_if("quick", "true", "7"), value_parser = count_parser())]
+    pub rounds: usize,
+    /// Processes of each side, at least
+    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "3"), value_parser = count_parser())]
+    pub processes: usize,
+    /// Time of measuring a case, at most: it ends before where every ratio is known to 2 %
+    #[arg(long, value_name = "SECONDS", default_value = "30", default_value_if("quick", "true", "4"), value_parser = seconds)]
+    pub seconds: Duration,
+    /// Length of a slice
+    #[arg(long, value_name = "SECONDS", default_value = "0.02", value_parser = seconds)]
+    pub slice: Duration,
+    /// Load of a process under uncopy before it is measured, in which it finds out what pays
+    #[arg(long, value_name = "SECONDS", default_value = "4", default_value_if("quick", "true", "2"), value_parser = seconds)]
+    pub warm_up: Duration,
+    /// Count rounds that others disturbed, too
+    #[arg(long)]
+    pub keep_disturbed: bool,
+}
+
+impl Slicing {
+    /// Returns the measurement parameters: plain, plain again, and `sides`, each once.
+    #[must_use]
+    pub fn slices(&self, sides: &[Side]) -> Slices {
+        let mut all = vec![Side::Plain, Side::PlainAgain];
+        for side in sides {
+            if !all.contains(side) {
+                all.push(*side);
+            }
+        }
+        let Self { rounds, processes, seconds: time, slice, warm_up, keep_disturbed } = *self;
+        let (rest, cycle) = (Duration::ZERO, None);
+        Slices { sides: all, processes, rounds, time, slice, rest, warm_up, keep_disturbed, cycle }
+    }
+}
+
+/// Options of an application case that is measured by slices, with the sides to compare.
+#[derive(Clone, Debug, Args)]
+pub struct Rivalry {
+    #[command(flatten)]
+    pub slicing: Slicing,
+    /// Sides compared with plain: uncopy, and its alternatives
+    #[arg(
+        long,
+        value_name = "SIDE,...",
+        default_value = "uncopy,heap-only,tuned-glibc,mimalloc,jemalloc",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub sides: Vec<Side>,
+}
+
+impl Rivalry {
+    /// Returns the measurement parameters, without [`Side::Limit`]: no application has a version without copies.
+    #[must_use]
+    pub fn slices(&self) -> Slices {
+        let mut slices = self.slicing.slices(&self.sides);
+        slices.sides.retain(|side| *side != Side::Limit);
+        slices
+    }
+}

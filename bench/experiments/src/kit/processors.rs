@@ -1,0 +1,123 @@
+//! Placement of servers and clients on processors. On a shared processor the scheduler may or may not make server and
+//! clients take turns, which is worth a factor of two. Where there are more processors than server threads, the server
+//! therefore gets one for each thread, and its clients the others.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::thread::CpuSet;
+
+use crate::kit::failure::{Result, While};
+
+/// Busy threads or processes of a packaged server: Redis, nginx and memcached as they are started here.
+pub const ONE_THREAD: usize = 1;
+
+/// Splits the processors that this program may use: the first `threads` for a server, and the rest for its clients.
+/// `None` if there is no rest.
+#[must_use]
+pub fn apart(threads: usize) -> Option<(CpuSet, CpuSet)> {
+    let all = rustix::thread::sched_getaffinity(None).ok()?;
+    let (mut servers, mut others) = (CpuSet::new(), CpuSet::new());
+    for number in (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)) {
+        if servers.count() as usize == threads {
+            others.set(number);
+        } else {
+            servers.set(number);
+        }
+    }
+    (others.count() > 0).then_some((servers, others))
+}
+
+/// Returns the processors that this program may use.
+#[must_use]
+pub fn numbers() -> Vec<usize> {
+    let Ok(all) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect()
+}
+
+/// Returns the set of one processor.
+#[must_use]
+pub fn only(number: usize) -> CpuSet {
+    let mut one = CpuSet::new();
+    one.set(number);
+    one
+}
+
+/// Returns the processors of a server with `threads` threads; `None` if all are shared.
+#[must_use]
+pub fn of_server(threads: usize) -> Option<CpuSet> {
+    apart(threads).map(|(servers, _)| servers)
+}
+
+/// Returns the processors of the clients of a server with `threads` threads; `None` if all are shared.
+#[must_use]
+pub fn of_clients(threads: usize) -> Option<CpuSet> {
+    apart(threads).map(|(_, others)| others)
+}
+
+/// Binds `command`, with all its threads, to `processors`.
+pub fn bind(command: &mut Command, processors: Option<CpuSet>) {
+    if let Some(processors) = processors {
+        // SAFETY: code between fork and exec must be async-signal-safe: the closure makes one system call only.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &processors)?));
+        }
+    }
+}
+
+/// Gives this thread idle priority (SCHED_IDLE, sched(7)), so that it runs only on otherwise idle processors.
+///
+/// # Errors
+/// The error of sched_setscheduler(2).
+pub fn be_idle() -> std::io::Result<()> {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: sched_setscheduler(2) reads `parameter`, which lives through the call; 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Binds this thread to `processors`.
+///
+/// # Errors
+/// [`crate::kit::failure::Failure`] when sched_setaffinity(2) fails.
+pub fn bind_to(processors: Option<CpuSet>) -> Result<()> {
+    let bind = |processors| rustix::thread::sched_setaffinity(None, &processors).doing("choosing processors");
+    processors.map_or(Ok(()), bind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_and_others_have_all_processors_between_them_and_none_in_common() {
+        let all = rustix::thread::sched_getaffinity(None).expect("known");
+        let count = all.count() as usize;
+        assert!(apart(count).is_none());
+        for threads in 1..count {
+            let (servers, others) = apart(threads).expect("more processors than threads");
+            assert_eq!(servers.count() as usize, threads);
+            for number in 0..CpuSet::MAX_CPU {
+                let (server, other) = (servers.is_set(number), others.is_set(number));
+                assert_eq!(server || other, all.is_set(number));
+                assert!(!(server && other));
+            }
+        }
+    }
+
+    #[test]
+    fn a_bound_thread_and_a_bound_command_stay_on_their_processors() {
+        let Some((servers, others)) = apart(1) else { return };
+        let bound = std::thread::spawn(move || {
+            bind_to(Some(others)).expect("they may be used");
+            rustix::thread::sched_getaffinity(None).expect("known")
+        });
+        assert!(bound.join().expect("no panic") == others);
+        let mut command = Command::new("nproc");
+        bind(&mut command, Some(servers));
+        let said = command.output().expect("nproc of coreutils");
+        assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "1");
+    }
+}

@@ -1,0 +1,570 @@
+//! The sides that an experiment compares, and the `uncopy` command that starts them.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rustix::process::Pid;
+use serde_json::Value;
+use uncopy_core::stats::Counter;
+
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::{keeper, processes::process};
+
+/// Environment variable with the path of the `uncopy` command, if none lies beside this program.
+const EXE_VARIABLE: &str = "UNCOPY_BENCH_EXE";
+
+/// Library directories of distributions.
+const LIBRARIES: [&str; 5] =
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib64", "/usr/local/lib"];
+/// glibc tunables that make malloc keep freed memory.
+const TUNABLES: &str = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824:glibc.malloc.top_pad=67108864";
+
+/// The environment that a program is measured under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Side {
+    /// Plain Linux, with nothing preloaded
+    Plain,
+    /// Plain once more: the difference between two equal sides
+    #[value(skip)]
+    PlainAgain,
+    /// `uncopy run` with its default options
+    Uncopy,
+    /// `uncopy run` with mimalloc preloaded after it, which serves the blocks that uncopy leaves to malloc
+    UncopyMimalloc,
+    /// `uncopy run --lanes`, at both ends of each connection
+    #[value(skip)]
+    Lanes,
+    /// `uncopy run --log`: what is synced goes to a log
+    #[value(skip)]
+    Log,
+    /// `uncopy run --log`, with the log in memory: what it would be on persistent memory
+    #[value(skip)]
+    LogInMemory,
+    /// `uncopy run --net --heap off --policy never`: the program copies at each end of the stack's API and within
+    #[value(skip)]
+    NetCopying,
+    /// [`Side::NetCopying`] with the block heap
+    #[value(skip)]
+    NetHeapOnly,
+    /// `uncopy run --net`, and a service that makes the copies of a stack's API; those in the program are elided
+    #[value(skip)]
+    NetApiCopying,
+    /// `uncopy run --net`: large parts pass by reference between service and program, and copies are elided there
+    #[value(skip)]
+    Net,
+    /// [`Side::Net`] with `--log`: what is synced goes to a log
+    #[value(skip)]
+    NetLog,
+    /// [`Side::NetCopying`] with a log in memory: what both stacks would be on persistent memory
+    #[value(skip)]
+    NetDaxCopying,
+    /// [`Side::NetDaxCopying`] with the block heap
+    #[value(skip)]
+    NetDaxHeapOnly,
+    /// [`Side::NetApiCopying`] with a log in memory
+    #[value(skip)]
+    NetDaxApiCopying,
+    /// [`Side::Net`] with a log in memory
+    #[value(skip)]
+    NetDax,
+    /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
+    HeapOnly,
+    /// glibc with GLIBC_TUNABLES that make it keep memory
+    TunedGlibc,
+    /// mimalloc as a preloaded allocator
+    Mimalloc,
+    /// jemalloc as a preloaded allocator
+    Jemalloc,
+    /// `uncopy run --policy always --min-size 4096`: every copy elided, whether that pays or not
+    Always,
+    /// `uncopy run`, recorded as by `uncopy profile`
+    #[value(skip)]
+    Recording,
+    /// Plain, and the same server without its copies: the bound of any elision
+    Limit,
+    /// Plain, and a server whose values lie in twin memory and are sent by reference
+    #[value(skip)]
+    Twin,
+    /// Plain, and a server of our own that sends, or a loop that writes, in this way
+    #[value(skip)]
+    Way(&'static str),
+}
+
+impl Side {
+    /// Sides that show what uncopy does; the others are for comparison.
+    pub const UNCOPY: [Self; 11] = [
+        Self::Uncopy,
+        Self::UncopyMimalloc,
+        Self::Twin,
+        Self::Lanes,
+        Self::Log,
+        Self::LogInMemory,
+        Self::NetApiCopying,
+        Self::Net,
+        Self::NetLog,
+        Self::NetDaxApiCopying,
+        Self::NetDax,
+    ];
+
+    /// Returns the name in tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::PlainAgain => "plain again",
+            Self::Uncopy => "uncopy",
+            Self::UncopyMimalloc => "uncopy, mimalloc",
+            Self::Lanes => "lanes",
+            Self::Log => "uncopy, log",
+            Self::LogInMemory => "log, emulated DAX",
+            Self::NetCopying => "net, all copied",
+            Self::NetHeapOnly => "net, heap only",
+            Self::NetApiCopying => "net, API copied",
+            Self::Net => "net",
+            Self::NetLog => "net, log",
+            Self::NetDaxCopying => "net, DAX, all copied",
+            Self::NetDaxHeapOnly => "net, DAX, heap only",
+            Self::NetDaxApiCopying => "net, DAX, API copied",
+            Self::NetDax => "net, DAX",
+            Self::HeapOnly => "heap only",
+            Self::TunedGlibc => "tuned glibc",
+            Self::Mimalloc => "mimalloc",
+            Self::Jemalloc => "jemalloc",
+            Self::Always => "always",
+            Self::Recording => "recording",
+            Self::Limit => "0 copies",
+            Self::Twin => "twin",
+            Self::Way(name) => name,
+        }
+    }
+
+    /// Returns the name as a JSON key.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::PlainAgain => "plain_again",
+            Self::UncopyMimalloc => "uncopy_mimalloc",
+            Self::Log => "uncopy_log",
+            Self::LogInMemory => "log_emulated_dax",
+            Self::NetCopying => "net_all_copied",
+            Self::NetHeapOnly => "net_heap_only",
+            Self::NetApiCopying => "net_api_copied",
+            Self::NetLog => "net_log",
+            Self::NetDaxCopying => "net_dax_all_copied",
+            Self::NetDaxHeapOnly => "net_dax_heap_only",
+            Self::NetDaxApiCopying => "net_dax_api_copied",
+            Self::NetDax => "net_dax",
+            Self::HeapOnly => "heap_only",
+            Self::TunedGlibc => "tuned_glibc",
+            Self::Limit => "zero_copy_limit",
+            side => side.name(),
+        }
+    }
+
+    /// True if `uncopy run` starts the program.
+    #[must_use]
+    pub const fn is_under_uncopy(self) -> bool {
+        self.run_words().is_some()
+    }
+
+    /// Returns the environment variable that selects another allocator for a program without uncopy.
+    ///
+    /// # Errors
+    /// [`Failure`] with the installation command when the allocator is missing.
+    pub fn environment(self) -> Result<Option<(&'static str, OsString)>> {
+        let preload = |library: &str, package: &str| {
+            let found = LIBRARIES.iter().map(|directory| Path::new(directory).join(library));
+            let path = found.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+                Failure::new(format!(
+                    "{library} is not installed; install it with: apt-get install {package}"
+                ))
+            })?;
+            Ok(Some(("LD_PRELOAD", path.into_os_string())))
+        };
+        match self {
+            Self::TunedGlibc => Ok(Some(("GLIBC_TUNABLES", TUNABLES.into()))),
+            Self::Mimalloc | Self::UncopyMimalloc => preload("libmimalloc.so.2", "libmimalloc2.0"),
+            Self::Jemalloc => preload("libjemalloc.so.2", "libjemalloc2"),
+            _ => Ok(None),
+        }
+    }
+
+    /// True if the side is an alternative to eliding that users have, so that uncopy must be better.
+    #[must_use]
+    pub const fn is_rival(self) -> bool {
+        matches!(self, Self::Plain | Self::HeapOnly | Self::TunedGlibc | Self::Mimalloc | Self::Jemalloc)
+    }
+
+    /// True if the side has a log, and so a log keeper.
+    #[must_use]
+    pub const fn has_log(self) -> bool {
+        !self.log_words().is_empty()
+    }
+
+    /// True if the log is in memory, as if that were persistent.
+    #[must_use]
+    pub const fn logs_in_memory(self) -> bool {
+        self.has_log() && !matches!(self, Self::Log | Self::NetLog)
+    }
+
+    /// Returns how the side's user-level TCP service treats copies at its API; `None` without a service.
+    #[must_use]
+    pub const fn service(self) -> Option<ApiCopies> {
+        match self {
+            Self::NetApiCopying | Self::NetDaxApiCopying => Some(ApiCopies::Make),
+            // In a program that elides nothing, its own end of the API makes the copies, as in an ordinary stack.
+            Self::Net
+            | Self::NetCopying
+            | Self::NetHeapOnly
+            | Self::NetLog
+            | Self::NetDax
+            | Self::NetDaxCopying
+            | Self::NetDaxHeapOnly => Some(ApiCopies::Elide),
+            _ => None,
+        }
+    }
+
+    /// Returns the words after `uncopy`, except those of a log; `None` where the program runs without uncopy.
+    const fn run_words(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Uncopy
+            | Self::UncopyMimalloc
+            | Self::Recording
+            | Self::Log
+            | Self::LogInMemory
+            | Self::NetApiCopying
+            | Self::Net
+            | Self::NetLog
+            | Self::NetDaxApiCopying
+            | Self::NetDax => Some(&["run"]),
+            Self::Lanes => Some(&["run", "--lanes"]),
+            Self::NetCopying | Self::NetDaxCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
+            Self::HeapOnly | Self::NetHeapOnly | Self::NetDaxHeapOnly => {
+                Some(&["run", "--heap", "on", "--policy", "never"])
+            }
+            Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
+            _ => None,
+        }
+    }
+
+    /// Returns the words before a log's directory; empty without a log.
+    const fn log_words(self) -> &'static [&'static str] {
+        match self {
+            Self::Log | Self::NetLog => &["--log-size", "268435456", "--log"],
+            Self::LogInMemory => &["--log-size", "67108864", "--log-emulate-dax", "--log"],
+            Self::NetDaxCopying | Self::NetDaxHeapOnly | Self::NetDaxApiCopying | Self::NetDax => {
+                &["--log-size", "268435456", "--log-emulate-dax", "--log"]
+            }
+            _ => &[],
+        }
+    }
+}
+
+/// Treatment of copies at the API of a user-level TCP service (`uncopy net --api-copies`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiCopies {
+    /// The service copies, as the kernel does.
+    Make,
+    /// Large parts pass by reference.
+    Elide,
+}
+
+/// Activity of uncopy in a process, as reported by `uncopy stats PID`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Activity {
+    /// Reason why nothing is elided, if uncopy is inactive.
+    pub reason: Option<String>,
+    /// Bytes whose copy was elided.
+    pub elided_bytes: u64,
+    /// Bytes that hooks copied.
+    pub copied_bytes: u64,
+    /// Bytes that were sent by reference.
+    pub lent_bytes: u64,
+    /// Page faults that uncopy resolved.
+    pub faults: u64,
+    /// Peak number of live views.
+    pub views_peak: u64,
+    /// Savings that the process measured by itself, as a JSON list.
+    pub trials: Value,
+}
+
+impl Activity {
+    fn parse(json: &str) -> Result<Self> {
+        let bad = |what: &str| Failure::new(format!("uncopy stats wrote {what}"));
+        let value: Value =
+            serde_json::from_str(json.trim()).map_err(|_| bad("something that is not JSON"))?;
+        let counter = |counter: Counter| {
+            let name = counter.name();
+            value.get(name).and_then(Value::as_u64).ok_or_else(|| bad(&format!("no {name}")))
+        };
+        let reason = value.get("reason").and_then(Value::as_str).map(str::to_owned);
+        Ok(Self {
+            reason,
+            elided_bytes: counter(Counter::ElidedBytes)?,
+            copied_bytes: counter(Counter::CopiedBytes)?,
+            lent_bytes: counter(Counter::LentBytes)? + counter(Counter::LaneSentBytes)?,
+            faults: counter(Counter::Faults)?,
+            views_peak: counter(Counter::ViewsPeak)?,
+            trials: value
+                .get("trials")
+                .filter(|trials| trials.is_array())
+                .cloned()
+                .ok_or_else(|| bad("no trials"))?,
+        })
+    }
+}
+
+/// Starts programs under each side.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// Path of this program.
+    bench: PathBuf,
+    /// Path of the `uncopy` command.
+    uncopy: PathBuf,
+    /// Minimum length of the calls that `uncopy profile` records, bytes; `None` for its default.
+    profiled_bytes: Option<usize>,
+    /// Directory of the log, if the side has one.
+    log: PathBuf,
+    /// Control socket of the service, if the side has one.
+    service: PathBuf,
+}
+
+impl Launcher {
+    /// Returns a launcher of this program and of the `uncopy` beside it, or else of `$UNCOPY_BENCH_EXE`.
+    ///
+    /// # Errors
+    /// [`Failure`] when there is no `uncopy`, or when this program itself runs under uncopy.
+    pub fn from_environment() -> Result<Self> {
+        let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        if preload.to_string_lossy().contains("libuncopy") {
+            let message =
+                "uncopy-bench runs under uncopy itself, so nothing would be plain; unset LD_PRELOAD";
+            return Err(Failure::new(message));
+        }
+        let mut launcher = Self::inherited()?;
+        if !launcher.uncopy.is_file() {
+            let named = std::env::var_os(EXE_VARIABLE).filter(|path| !path.is_empty());
+            launcher.uncopy = named.map(PathBuf::from).ok_or_else(|| {
+                let beside = launcher.uncopy.display();
+                Failure::new(format!(
+                    "{beside} is missing; build it with make bench, or name one by {EXE_VARIABLE}"
+                ))
+            })?;
+        }
+        Ok(launcher)
+    }
+
+    /// Returns a launcher for a process that already runs under a side; programs started as plain inherit that side.
+    ///
+    /// # Errors
+    /// [`Failure`] when the program's path is not known.
+    pub fn inherited() -> Result<Self> {
+        let bench = std::env::current_exe().doing("finding the path of uncopy-bench")?;
+        Ok(Self::of(bench))
+    }
+
+    /// Returns a launcher for the program `bench`, with `uncopy` beside it.
+    pub fn of(bench: impl Into<PathBuf>) -> Self {
+        let bench = bench.into();
+        let uncopy = bench.with_file_name("uncopy");
+        Self { bench, uncopy, profiled_bytes: None, log: keeper::LOG.into(), service: PathBuf::new() }
+    }
+
+    /// Returns a launcher for a server whose log is in `directory`.
+    #[must_use]
+    pub fn logging_in(&self, directory: &Path) -> Self {
+        Self { log: directory.join(keeper::LOG), ..self.clone() }
+    }
+
+    /// Returns a launcher for a server whose connections belong to the service with this control socket.
+    #[must_use]
+    pub fn served_by(&self, control: &Path) -> Self {
+        Self { service: control.to_owned(), ..self.clone() }
+    }
+
+    /// Returns the command `uncopy net`, without its options.
+    #[must_use]
+    pub fn net(&self) -> Command {
+        let mut command = self.uncopy();
+        command.arg("net");
+        command
+    }
+
+    /// Sets the minimum length of the calls in profiles.
+    #[must_use]
+    pub fn profiling_from(mut self, bytes: Option<usize>) -> Self {
+        self.profiled_bytes = bytes;
+        self
+    }
+
+    /// Returns the path of another program of this project, which lies beside `uncopy`.
+    #[must_use]
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.uncopy.with_file_name(name)
+    }
+
+    /// Returns the command that runs `uncopy-bench` with `arguments` under `uncopy profile`, which writes `file`.
+    #[must_use]
+    pub fn profile_bench(&self, file: &Path, arguments: &[String]) -> Command {
+        self.profile(file, self.bench.as_os_str(), arguments)
+    }
+
+    fn uncopy(&self) -> Command {
+        let mut command = Command::new(&self.uncopy);
+        // `uncopy run` would report the variable as an unknown option.
+        command.env_remove(EXE_VARIABLE);
+        command
+    }
+
+    /// Returns the command that runs `program` with `arguments` under `side`.
+    pub fn command<A: AsRef<OsStr>>(&self, side: Side, program: &OsStr, arguments: &[A]) -> Command {
+        let mut command = match side.run_words() {
+            None => {
+                let mut command = Command::new(program);
+                command.env_remove(EXE_VARIABLE);
+                command
+            }
+            Some(words) => {
+                let mut command = self.uncopy();
+                command.args(words).args(side.log_words()).args(side.has_log().then_some(&self.log));
+                if side.service().is_some() {
+                    command.arg("--net").arg(&self.service);
+                }
+                command.arg("--").arg(program);
+                command
+            }
+        };
+        // A missing allocator was already reported before anything was started.
+        command.envs(side.environment().ok().flatten());
+        command.args(arguments);
+        command
+    }
+
+    /// Returns the command that runs `program` with `arguments` under `uncopy profile`, which writes `file` at its
+    /// end.
+    pub fn profile<A: AsRef<OsStr>>(&self, file: &Path, program: &OsStr, arguments: &[A]) -> Command {
+        let mut command = self.uncopy();
+        command.args(["profile", "-o"]).arg(file);
+        if let Some(bytes) = self.profiled_bytes {
+            command.arg(format!("--min-size={bytes}"));
+        }
+        command.arg("--").arg(program).args(arguments);
+        command
+    }
+
+    /// Returns the command that runs `uncopy-bench` with `arguments` under `side`.
+    #[must_use]
+    pub fn bench(&self, side: Side, arguments: &[String]) -> Command {
+        self.command(side, self.bench.as_os_str(), arguments)
+    }
+
+    /// Returns the activity of uncopy so far in the process `pid`.
+    ///
+    /// # Errors
+    /// [`Failure`] when `uncopy stats` fails or prints something else.
+    pub fn activity(&self, pid: Pid) -> Result<Activity> {
+        let mut command = self.uncopy();
+        command.arg("stats").arg(pid.as_raw_pid().to_string());
+        let output =
+            process::run(command, "uncopy stats", Duration::from_secs(5))?.success("uncopy stats")?;
+        Activity::parse(&output.stdout)
+    }
+
+    /// Returns notes about how uncopy worked in `pid`, none if all is well. `stderr` is the process's output.
+    #[must_use]
+    pub fn notes(&self, side: Side, pid: Pid, stderr: &str, elision_expected: bool) -> Vec<String> {
+        self.inspect(side, pid, stderr, elision_expected).0
+    }
+
+    /// Returns [`Launcher::notes`], and the activity of uncopy in `pid` if it can be read.
+    #[must_use]
+    pub fn inspect(
+        &self,
+        side: Side,
+        pid: Pid,
+        stderr: &str,
+        elision_expected: bool,
+    ) -> (Vec<String>, Option<Activity>) {
+        if side.run_words().is_none() {
+            return (Vec::new(), None);
+        }
+        let activity = self.activity(pid);
+        let mut notes: Vec<String> = match &activity {
+            Err(failure) => vec![format!("uncopy may have been inactive: {failure}")],
+            Ok(_) if side == Side::Recording => Vec::new(),
+            Ok(Activity { reason: Some(reason), .. }) => vec![format!("uncopy was inactive: {reason}")],
+            Ok(Activity { elided_bytes: 0, .. }) if elision_expected && side != Side::HeapOnly => {
+                vec!["uncopy elided nothing".to_owned()]
+            }
+            Ok(_) => Vec::new(),
+        };
+        let said = stderr.lines().filter(|line| line.starts_with("uncopy: ")).take(2);
+        notes.extend(said.map(|line| format!("stderr: {}", line.chars().take(200).collect::<String>())));
+        (notes, activity.ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(command: &Command) -> Vec<String> {
+        std::iter::once(command.get_program())
+            .chain(command.get_args())
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn each_side_has_its_command_line() {
+        let launcher = Launcher::of("/opt/uncopy-bench");
+        let line = |side| words(&launcher.command(side, OsStr::new("redis-server"), &["--port", "7"]));
+        assert_eq!(line(Side::Plain), ["redis-server", "--port", "7"]);
+        assert_eq!(line(Side::Uncopy), ["/opt/uncopy", "run", "--", "redis-server", "--port", "7"]);
+        assert_eq!(line(Side::HeapOnly)[1..6], ["run", "--heap", "on", "--policy", "never"]);
+        assert_eq!(line(Side::Lanes)[1..4], ["run", "--lanes", "--"]);
+        let logging = launcher.logging_in(Path::new("/srv")).command(Side::Log, OsStr::new("x"), &["y"]);
+        let log = ["run", "--log-size", "268435456", "--log", "/srv/uncopy-log", "--", "x", "y"];
+        assert_eq!(words(&logging)[1..], log);
+        let both = launcher.logging_in(Path::new("/srv")).served_by(Path::new("/net/control"));
+        let both = words(&both.command(Side::NetLog, OsStr::new("x"), &["y"]));
+        assert_eq!(both[1..], [&log[..5], &["--net", "/net/control"], &log[5..]].concat());
+        let dax = words(&launcher.command(Side::NetDaxCopying, OsStr::new("x"), &["y"]));
+        assert_eq!(dax[1..6], ["run", "--heap", "off", "--policy", "never"]);
+        assert_eq!(dax[6..10], ["--log-size", "268435456", "--log-emulate-dax", "--log"]);
+        let in_memory = [Side::Log, Side::Net, Side::LogInMemory, Side::NetDax].map(Side::logs_in_memory);
+        assert_eq!(in_memory, [false, false, true, true]);
+        assert_eq!(line(Side::Limit), line(Side::Plain));
+        assert_eq!(line(Side::PlainAgain), line(Side::Plain));
+        let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);
+        assert_eq!(words(&tuned), line(Side::Plain));
+        assert!(tuned.get_envs().any(|(name, value)| name == "GLIBC_TUNABLES" && value.is_some()));
+        assert_eq!(line(Side::UncopyMimalloc), line(Side::Uncopy));
+        assert_eq!(line(Side::Always)[1..6], ["run", "--policy", "always", "--min-size", "4096"]);
+        let own = words(&launcher.bench(Side::Uncopy, &["echo-server".into()]));
+        assert_eq!(own, ["/opt/uncopy", "run", "--", "/opt/uncopy-bench", "echo-server"]);
+    }
+
+    #[test]
+    fn counters_are_read_from_what_stats_prints() {
+        let mut snapshot = uncopy_core::stats::Snapshot::empty(5, None);
+        snapshot.values[Counter::ElidedBytes as usize] = 77;
+        snapshot.values[Counter::Faults as usize] = 3;
+        let active = Activity::parse(&snapshot.to_json()).expect("well-formed");
+        assert_eq!((active.elided_bytes, active.faults, active.views_peak), (77, 3, 0));
+        assert_eq!(active.reason, None);
+        let inactive = uncopy_core::stats::Snapshot::empty(5, Some("no \"permission\"".into()));
+        let activity = Activity::parse(&inactive.to_json()).expect("well-formed");
+        assert_eq!(activity.reason.as_deref(), Some("no \"permission\""));
+    }
+
+    #[test]
+    fn anything_else_from_stats_is_a_failure() {
+        for text in ["", "null", "[]", "{\"elided_bytes\": -1}", "{\"reason\": null}", "{"] {
+            assert!(Activity::parse(text).is_err(), "{text}");
+        }
+    }
+}

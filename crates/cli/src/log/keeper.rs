@@ -1,0 +1,114 @@
+//! Keeper process of the logs of `uncopy run --log`: the hidden command `uncopy log keep`.
+
+use super::recover;
+use crate::args;
+use crate::live;
+use crate::os;
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::settings::Logs;
+use crate::sweep::KEEPER_PREFIX;
+use clap::ArgMatches;
+use std::ffi::{CString, OsString};
+use std::fs::{self, DirBuilder};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use uncopy_core::stats::StatsName;
+use uncopy_store::keeper::{Keeper, Settings};
+use uncopy_store::places::{self, Ways};
+
+/// Line that the keeper prints once programs can find it.
+const READY: &str = "ready\n";
+
+/// Recovers earlier logs in the directory, creating it if missing, and starts a keeper for new
+/// ones. Returns the keeper's socket.
+///
+/// # Errors
+/// The reason, as the rest of a sentence.
+pub fn start(options: &Logs) -> Result<PathBuf, String> {
+    let directory = &options.directory;
+    let name = Quoted(directory.as_os_str());
+    make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
+    let logs = places::logs(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
+    // Logs that cannot be recovered are reported by `recover`.
+    recover(&logs, &Ways::default(), false);
+    let live_directory = live::directory_of(live::shared_memory(), os::effective_user_id());
+    let opened = live::make_own(live::shared_memory());
+    let opened =
+        opened.map_err(|error| format!("{}: {}", Quoted(live_directory.as_os_str()), Reason(&error)))?;
+    if options.emulates_dax {
+        output::print_message(format_args!("the log emulates DAX: nothing survives power loss"));
+    }
+    let name = StatsName { pid: std::process::id(), namespace: live::own_namespace() };
+    let name = format!("{KEEPER_PREFIX}{name}");
+    let socket = live_directory.join(&name);
+    // Left by an ended process with the same pid.
+    opened.remove(&os::c_path(Path::new(&name)).unwrap_or_default());
+    spawn(options, &socket).map_err(|error| format!("its keeper did not start: {}", Reason(&error)))?;
+    Ok(socket)
+}
+
+/// Creates a directory that only its owner can enter, or accepts an existing one.
+fn make_private(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(directory)?;
+    let is_private = found.is_dir() && found.uid() == os::effective_user_id() && found.mode() & 0o077 == 0;
+    let why = "it is not a directory of this user's that nobody else can enter (chmod 700)";
+    if is_private { Ok(()) } else { Err(io::Error::other(why)) }
+}
+
+fn spawn(options: &Logs, socket: &Path) -> io::Result<()> {
+    let mut child = Command::new("/proc/self/exe")
+        .args(["log", "keep"])
+        .arg(&options.directory)
+        .args(["--log-size".into(), OsString::from(options.len_bytes.to_string())])
+        .args(options.emulates_dax.then_some("--emulate-dax"))
+        .arg("--socket")
+        .arg(socket)
+        .args(["--root".into(), OsString::from(std::process::id().to_string())])
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut reply = String::new();
+    let read = child.stdout.take().map_or(Ok(0), |mut output| output.read_to_string(&mut reply));
+    child.wait()?;
+    read?;
+    if reply == READY { Ok(()) } else { Err(io::Error::other(reply.trim_end().to_owned())) }
+}
+
+/// Keeps logs until the programs that the keeper was started for have ended.
+pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
+    let number = |name| matches.get_one::<OsString>(name)?.to_str()?.parse::<u64>().ok();
+    let (log_bytes, root) = (number(args::LOG_SIZE), number(args::ROOT));
+    let socket =
+        matches.get_one::<OsString>(args::SOCKET).and_then(|socket| CString::new(socket.as_bytes()).ok());
+    let (Some(log_bytes), Some(root), Some(socket)) = (log_bytes, root, socket) else { return EXIT_USAGE };
+    let Ok(root) = u32::try_from(root) else { return EXIT_USAGE };
+    os::close_inherited();
+    match os::detach() {
+        Ok(false) => return EXIT_OK,
+        Ok(true) => {}
+        Err(error) => return output::print(format!("{}\n", Reason(&error)).as_bytes(), EXIT_FAILURE),
+    }
+    let directory = directory.to_owned();
+    let emulates_dax = matches.get_flag(args::EMULATE_DAX);
+    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, socket, root }) {
+        Ok(keeper) => {
+            let written = io::stdout().write_all(READY.as_bytes()).and_then(|()| os::close_stdout());
+            if written.is_err() {
+                return EXIT_FAILURE;
+            }
+            keeper.keep();
+            EXIT_OK
+        }
+        Err(errno) => output::print(format!("{errno}\n").as_bytes(), EXIT_FAILURE),
+    }
+}

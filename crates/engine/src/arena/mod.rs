@@ -1,6 +1,0 @@
-//! Memory of our own: its pages, and the segments that live in them.
-
-pub mod descriptor;
-mod loan;
-pub mod pages;
-pub mod segment;

@@ -1,0 +1,13 @@
+//! Background work: faults, upkeep, requests, activation, release.
+
+pub mod activation;
+#[cfg_attr(loom, allow(dead_code, reason = "a model measures nothing"))]
+mod calibration;
+pub(crate) mod compaction;
+pub mod ending;
+pub mod handler;
+pub mod release;
+mod requests;
+pub(crate) mod shared;
+pub(crate) mod upkeep;
+pub(crate) mod window;

@@ -1,0 +1,11 @@
+//! Process-wide state: phase, policy and accounts, gates, counters, warm-up, limits, ledger, bell.
+
+pub(crate) mod bell;
+pub mod counters;
+pub mod early;
+pub mod gate;
+pub mod ledger;
+pub mod limits;
+pub mod phase;
+pub mod policy;
+pub mod recording;

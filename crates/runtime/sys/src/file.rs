@@ -1,0 +1,615 @@
+//! Files: reading and writing at an offset, status, syncing, extended attributes, leases and locks.
+
+use crate::call::{kernel, syscall};
+use crate::descriptor::{Descriptor, OwnFd, ProgramFd};
+use crate::errno::{Errno, check};
+use crate::iovec::Part;
+use core::ffi::CStr;
+
+/// `FS_IOC_GETVERSION` (linux/fs.h): the generation of an inode.
+const GET_GENERATION: u64 = 0x8008_7601;
+
+/// Status of a file, as in `struct stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Number of the device.
+    pub device: u64,
+    /// Number of the inode.
+    pub inode: u64,
+    /// File type and permissions, `st_mode`.
+    pub mode: u32,
+    /// User id of the owner.
+    pub user: u32,
+    /// Group id of the owner.
+    pub group: u32,
+    /// Number of hard links.
+    pub links: u64,
+    /// Length, bytes.
+    pub len_bytes: u64,
+}
+
+impl Status {
+    /// Whether the file is a regular one.
+    #[must_use]
+    pub const fn is_regular(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFREG
+    }
+}
+
+/// Returns the members of `struct statx` that `mask` names.
+fn statx(fd: impl Descriptor, mask: u32) -> Result<libc::statx, Errno> {
+    // SAFETY: an all-zero statx is valid, statx(2) fills it, and the path is an empty NUL-terminated string.
+    unsafe {
+        let mut found: libc::statx = core::mem::zeroed();
+        let path = c"".as_ptr();
+        check(kernel!(Stat, syscall!(libc::SYS_statx, fd, path, libc::AT_EMPTY_PATH, mask, &raw mut found)))?;
+        Ok(found)
+    }
+}
+
+/// Returns a file's status, without its times. A query of the modification time makes kernels from 6.13 on
+/// give each later change of the file a time of its own, so that every sync has to write the inode.
+///
+/// # Errors
+/// Errors of statx(2).
+pub fn status(fd: impl Descriptor) -> Result<Status, Errno> {
+    let found = statx(
+        fd,
+        libc::STATX_TYPE
+            | libc::STATX_MODE
+            | libc::STATX_NLINK
+            | libc::STATX_UID
+            | libc::STATX_GID
+            | libc::STATX_INO
+            | libc::STATX_SIZE,
+    )?;
+    Ok(Status {
+        device: libc::makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+        mode: u32::from(found.stx_mode),
+        user: found.stx_uid,
+        group: found.stx_gid,
+        links: u64::from(found.stx_nlink),
+        len_bytes: found.stx_size,
+    })
+}
+
+/// Returns the time of a file's last modification, nanoseconds since 1970.
+///
+/// # Errors
+/// Errors of statx(2).
+pub fn modified_ns(fd: impl Descriptor) -> Result<u64, Errno> {
+    let time = statx(fd, libc::STATX_MTIME)?.stx_mtime;
+    Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.tv_nsec)))
+}
+
+/// Returns device and inode of the file that a path names, without following a symbolic link.
+///
+/// # Errors
+/// Errors of newfstatat(2).
+///
+/// # Safety
+/// The path must be NUL-terminated, or an address that the kernel refuses.
+pub unsafe fn inode_at(
+    directory: impl Descriptor,
+    path: *const core::ffi::c_char,
+) -> Result<(u64, u64), Errno> {
+    // SAFETY: an all-zero stat is valid and fstatat(2) fills it; the caller vouches for `path`.
+    unsafe {
+        let mut found: libc::stat = core::mem::zeroed();
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        check(kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)))?;
+        Ok((found.st_dev, found.st_ino))
+    }
+}
+
+/// Opens the file that a path names with `O_PATH`, which waits for no lease and breaks none.
+///
+/// # Errors
+/// Errors of openat(2).
+///
+/// # Safety
+/// The path must be NUL-terminated, or an address that the kernel refuses.
+pub unsafe fn find_at(directory: impl Descriptor, path: *const core::ffi::c_char) -> Result<OwnFd, Errno> {
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    // SAFETY: the caller vouches for `path`, which openat(2) only reads.
+    OwnFd::from_result(unsafe { kernel!(Open, syscall!(libc::SYS_openat, directory, path, flags, 0)) })
+}
+
+/// Whether a path names a symbolic link.
+///
+/// # Safety
+/// The path must be NUL-terminated, or an address that the kernel refuses.
+#[must_use]
+pub unsafe fn is_link_at(directory: impl Descriptor, path: *const core::ffi::c_char) -> bool {
+    // SAFETY: an all-zero stat is valid and fstatat(2) fills it; the caller vouches for `path`.
+    unsafe {
+        let mut found: libc::stat = core::mem::zeroed();
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        let known =
+            kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)) == 0;
+        known && found.st_mode & libc::S_IFMT == libc::S_IFLNK
+    }
+}
+
+/// Returns the magic number of the file system that a file is on (linux/magic.h).
+///
+/// # Errors
+/// Errors of fstatfs(2).
+pub fn file_system(fd: impl Descriptor) -> Result<u32, Errno> {
+    // SAFETY: `statfs` consists of integers, for which all-zero bytes are valid.
+    let mut found: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: fstatfs(2) writes one `statfs` to `found`, which lives through the call.
+    check(i64::from(unsafe { kernel!(Stat, libc::fstatfs(fd.number(), &mut found)) }))
+        .map(|_| found.f_type as u32)
+}
+
+/// Whether a range of a file lies on its device (`FS_IOC_FIEMAP`): in extents that are written, not
+/// only allocated. True if the file system does not report extents.
+///
+/// # Errors
+/// Errors of ioctl(2).
+pub fn is_on_device(fd: impl Descriptor, offset: u64, len_bytes: u64) -> Result<bool, Errno> {
+    /// `FS_IOC_FIEMAP` and `FIEMAP_EXTENT_*` (linux/fs.h, linux/fiemap.h).
+    const GET_EXTENTS: u32 = 0xC020_660B;
+    const NOT_WRITTEN: u32 = 0x2 | 0x4 | 0x800;
+    const LAST: u32 = 1;
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Extent {
+        logical: u64,
+        physical: u64,
+        len_bytes: u64,
+        reserved: [u64; 2],
+        flags: u32,
+        reserved_too: [u32; 3],
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Request {
+        offset: u64,
+        len_bytes: u64,
+        flags: u32,
+        found: u32,
+        room: u32,
+        reserved: u32,
+        extents: [Extent; 32],
+    }
+    let end = offset + len_bytes;
+    let mut at = offset;
+    while at < end {
+        let mut request = Request { offset: at, len_bytes: end - at, room: 32, ..Request::default() };
+        // SAFETY: `request` has the layout of `struct fiemap`, with room for 32 extents.
+        match check(unsafe { kernel!(Ask, syscall!(libc::SYS_ioctl, fd, GET_EXTENTS, &raw mut request)) }) {
+            // The file system does not report extents.
+            Err(Errno(libc::EOPNOTSUPP | libc::ENOTTY)) => return Ok(true),
+            result => result?,
+        };
+        let extents = &request.extents[..(request.found as usize).min(request.extents.len())];
+        let before = at;
+        for extent in extents {
+            if extent.logical > at || extent.flags & NOT_WRITTEN != 0 {
+                return Ok(at >= end);
+            }
+            at = at.max(extent.logical + extent.len_bytes);
+            if extent.flags & LAST != 0 {
+                return Ok(at >= end);
+            }
+        }
+        if at == before {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the generation of a file's inode, which differs between files that reuse an inode
+/// number; 0 if the file system has none.
+#[must_use]
+pub fn generation(fd: impl Descriptor) -> u64 {
+    let mut generation = 0u64;
+    // SAFETY: the ioctl writes an int or a long to `generation`, which has eight bytes.
+    let got = unsafe { kernel!(Ask, syscall!(libc::SYS_ioctl, fd, GET_GENERATION, &raw mut generation)) };
+    if got == 0 { generation } else { 0 }
+}
+
+/// Reads the start of a file; returns the number of bytes, or `None` if it cannot be opened or read.
+pub(crate) fn read_start(path: &CStr, bytes: &mut [u8]) -> Option<usize> {
+    let fd = open(path, libc::O_RDONLY, 0).ok()?;
+    // SAFETY: read(2) writes at most `bytes.len()` bytes to `bytes`.
+    let got = unsafe { kernel!(Read, syscall!(libc::SYS_read, &fd, bytes.as_mut_ptr(), bytes.len())) };
+    usize::try_from(got).ok()
+}
+
+/// Opens a file, with permissions `mode` if it is created, closed on exec.
+///
+/// # Errors
+/// Errors of openat(2).
+pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<OwnFd, Errno> {
+    open_at(ProgramFd::CURRENT_DIRECTORY, path, flags, mode)
+}
+
+/// Opens a file relative to an open directory. See [`open`].
+///
+/// # Errors
+/// Errors of openat(2).
+pub fn open_at(directory: impl Descriptor, path: &CStr, flags: i32, mode: u32) -> Result<OwnFd, Errno> {
+    let flags = flags | libc::O_CLOEXEC;
+    // SAFETY: `path` is NUL-terminated and lives through the call; openat(2) only reads it.
+    OwnFd::from_result(unsafe {
+        kernel!(Open, syscall!(libc::SYS_openat, directory, path.as_ptr(), flags, mode))
+    })
+}
+
+/// Removes a name in an open directory (`AT_REMOVEDIR`: an empty directory). A missing name is no error.
+pub fn unlink_at(directory: impl Descriptor, path: &CStr, flags: i32) {
+    // SAFETY: `path` is NUL-terminated and lives through the call; unlinkat(2) only reads it.
+    unsafe { kernel!(Name, syscall!(libc::SYS_unlinkat, directory, path.as_ptr(), flags)) };
+}
+
+/// Returns the flags of an open file: access mode, `O_APPEND` and so on.
+///
+/// # Errors
+/// Errors of fcntl(2).
+pub fn flags(fd: impl Descriptor) -> Result<i32, Errno> {
+    // SAFETY: fcntl(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) }).map(|flags| flags as i32)
+}
+
+/// Sets those flags of an open file that can be changed, such as `O_APPEND`.
+///
+/// # Errors
+/// Errors of fcntl(2).
+pub fn set_flags(fd: impl Descriptor, flags: i32) -> Result<(), Errno> {
+    // SAFETY: fcntl(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETFL, flags)) }).map(drop)
+}
+
+/// Whether an open file can be written (`O_PATH` allows neither reading nor writing).
+///
+/// # Errors
+/// Errors of fcntl(2).
+pub fn is_writable(fd: impl Descriptor) -> Result<bool, Errno> {
+    let flags = flags(fd)?;
+    Ok(flags & libc::O_PATH == 0 && matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR))
+}
+
+/// Gives a name to an unnamed open file (open(2), `O_TMPFILE`).
+///
+/// # Errors
+/// Errors of linkat(2).
+pub fn name(fd: impl Descriptor, path: &CStr) -> Result<(), Errno> {
+    let link = link_of(fd)?;
+    let (here, flags) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+    // SAFETY: `link` and `path` are NUL-terminated and live through the call; linkat(2) only reads them.
+    let named =
+        unsafe { kernel!(Name, syscall!(libc::SYS_linkat, here, link.as_ptr(), here, path.as_ptr(), flags)) };
+    check(named).map(drop)
+}
+
+/// Lets the kernel drop the clean cached pages of a file (`POSIX_FADV_DONTNEED`).
+pub fn forget_cached(fd: impl Descriptor) {
+    // SAFETY: posix_fadvise(2) takes only integers, and DONTNEED loses no data.
+    unsafe { kernel!(Fcntl, syscall!(libc::SYS_fadvise64, fd, 0, 0, libc::POSIX_FADV_DONTNEED)) };
+}
+
+/// Lets the kernel drop the clean cached pages of a range of a file. See [`forget_cached`].
+pub fn forget_cached_run(fd: impl Descriptor, offset: u64, len_bytes: u64) {
+    // SAFETY: posix_fadvise(2) takes only integers, and DONTNEED loses no data.
+    unsafe {
+        kernel!(Fcntl, syscall!(libc::SYS_fadvise64, fd, offset, len_bytes, libc::POSIX_FADV_DONTNEED))
+    };
+}
+
+/// Returns the file offset, bytes.
+///
+/// # Errors
+/// Errors of lseek(2).
+pub fn position(fd: impl Descriptor) -> Result<u64, Errno> {
+    // SAFETY: lseek(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR)) }).map(|at| at as u64)
+}
+
+/// Reads at `offset`; returns the number of bytes, which is less than asked for only at the end of the file.
+///
+/// # Errors
+/// Errors of pread(2).
+pub fn read_at(fd: impl Descriptor, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+    let mut got_bytes = 0;
+    while got_bytes < into.len() {
+        let rest = &mut into[got_bytes..];
+        let at = offset + got_bytes as u64;
+        // SAFETY: pread(2) writes at most the length passed, into a buffer of that length.
+        let got =
+            unsafe { kernel!(Read, syscall!(libc::SYS_pread64, fd, rest.as_mut_ptr(), rest.len(), at)) };
+        match check(got) {
+            Ok(0) => break,
+            Ok(got) => got_bytes += got as usize,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(got_bytes)
+}
+
+/// Reads into `parts`, without waiting for more than is there. Returns the number of bytes.
+///
+/// # Errors
+/// Errors of readv(2), also in `errno`.
+///
+/// # Safety
+/// The parts must be memory that the kernel may write to.
+pub unsafe fn read_parts(fd: &OwnFd, parts: &[Part]) -> Result<usize, Errno> {
+    // SAFETY: the caller vouches for the memory that the parts name; `parts` itself is only read.
+    let got = unsafe { kernel!(Read, syscall!(libc::SYS_readv, fd, parts.as_ptr(), parts.len())) };
+    check(got).map(|got| got as usize)
+}
+
+/// Writes all of `bytes` at `offset`.
+///
+/// # Errors
+/// Errors of pwrite(2); EIO if it writes nothing.
+pub fn write_at(fd: impl Descriptor, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    let mut put_bytes = 0;
+    while put_bytes < bytes.len() {
+        let rest = &bytes[put_bytes..];
+        let at = offset + put_bytes as u64;
+        // SAFETY: `rest` has `rest.len()` bytes, which pwrite(2) only reads.
+        let put = unsafe { kernel!(Write, syscall!(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), at)) };
+        match check(put) {
+            Ok(0) => return Err(Errno(libc::EIO)),
+            Ok(put) => put_bytes += put as usize,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a file's data and metadata survive power loss.
+///
+/// # Errors
+/// Errors of fsync(2), each of which is reported once for each open file.
+pub fn sync(fd: impl Descriptor) -> Result<(), Errno> {
+    // SAFETY: fsync(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Sync, syscall!(libc::SYS_fsync, fd)) }).map(drop)
+}
+
+/// Waits until a file's data, and the metadata needed to read it, survive power loss.
+///
+/// # Errors
+/// Errors of fdatasync(2).
+pub fn sync_data(fd: impl Descriptor) -> Result<(), Errno> {
+    // SAFETY: fdatasync(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Sync, syscall!(libc::SYS_fdatasync, fd)) }).map(drop)
+}
+
+/// Allocates `len_bytes` bytes for a file, from its start.
+///
+/// # Errors
+/// Errors of fallocate(2): EOPNOTSUPP if the file system does not support it.
+pub fn allocate(fd: impl Descriptor, len_bytes: u64) -> Result<(), Errno> {
+    // SAFETY: fallocate(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, 0, 0, len_bytes)) }).map(drop)
+}
+
+/// Sets an extended attribute (xattr(7)).
+///
+/// # Errors
+/// Errors of fsetxattr(2).
+pub fn set_attribute(fd: impl Descriptor, name: &CStr, value: &[u8]) -> Result<(), Errno> {
+    let (from, len) = (value.as_ptr(), value.len());
+    // SAFETY: `name` is NUL-terminated, `value` has `len` bytes, and fsetxattr(2) only reads both.
+    check(unsafe { kernel!(Name, syscall!(libc::SYS_fsetxattr, fd, name.as_ptr(), from, len, 0)) }).map(drop)
+}
+
+/// Reads an extended attribute into `into`; returns its length, bytes.
+///
+/// # Errors
+/// Errors of fgetxattr(2): ENODATA if there is none, ERANGE if `into` is too short.
+pub fn attribute(fd: impl Descriptor, name: &CStr, into: &mut [u8]) -> Result<usize, Errno> {
+    let (to, room) = (into.as_mut_ptr(), into.len());
+    // SAFETY: `name` is NUL-terminated, and fgetxattr(2) writes at most `room` bytes to `into`.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_fgetxattr, fd, name.as_ptr(), to, room)) })
+        .map(|len| len as usize)
+}
+
+/// Whether a file, which may be open with `O_PATH`, has an extended attribute.
+///
+/// # Errors
+/// Errors of getxattr(2): EACCES if permissions forbid the query.
+pub fn has_attribute(fd: impl Descriptor, name: &CStr) -> Result<bool, Errno> {
+    let (link, nowhere) = (link_of(fd)?, core::ptr::null_mut::<u8>());
+    // SAFETY: `link` and `name` are NUL-terminated; with size 0 getxattr(2) writes no value.
+    match check(unsafe {
+        kernel!(Stat, syscall!(libc::SYS_getxattr, link.as_ptr(), name.as_ptr(), nowhere, 0usize))
+    }) {
+        Ok(_) => Ok(true),
+        Err(Errno(libc::ENODATA | libc::EOPNOTSUPP)) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Removes an extended attribute, if there is one.
+///
+/// # Errors
+/// Errors of fremovexattr(2).
+pub fn remove_attribute(fd: impl Descriptor, name: &CStr) -> Result<(), Errno> {
+    // SAFETY: `name` is NUL-terminated and lives through the call; fremovexattr(2) only reads it.
+    match check(unsafe { kernel!(Name, syscall!(libc::SYS_fremovexattr, fd, name.as_ptr())) }) {
+        Ok(_) | Err(Errno(libc::ENODATA)) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Takes a write lease on an open file (fcntl(2)): a conflicting open waits until the lease ends,
+/// and the calling process gets SIGIO.
+///
+/// # Errors
+/// EAGAIN if the file is open elsewhere, EACCES if it is another user's; else errors of fcntl(2).
+pub fn take_lease(fd: impl Descriptor) -> Result<(), Errno> {
+    // SAFETY: fcntl(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_WRLCK)) }).map(drop)
+}
+
+/// Whether a write lease is held and no conflicting open waits for its end.
+#[must_use]
+pub fn has_quiet_lease(fd: impl Descriptor) -> bool {
+    // SAFETY: fcntl(2) takes only integers here, and accesses no memory of the process.
+    let lease = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETLEASE)) };
+    lease == i64::from(libc::F_WRLCK)
+}
+
+/// Ends a lease, which cannot fail.
+pub fn end_lease(fd: impl Descriptor) {
+    // SAFETY: fcntl(2) takes only integers here, and accesses no memory of the process.
+    unsafe { kernel!(Close, syscall!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK)) };
+}
+
+/// Releases the locks of an open file, taken by flock(2) and `F_OFD_SETLK`, as its last close does.
+pub fn release_locks(fd: impl Descriptor) {
+    // SAFETY: an all-zero `flock` covers the whole file; fcntl(2) reads it, and flock(2) takes integers.
+    unsafe {
+        let mut lock: libc::flock = core::mem::zeroed();
+        lock.l_type = libc::F_UNLCK as _;
+        kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_OFD_SETLK, &raw const lock));
+        kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_UN));
+    }
+}
+
+/// Takes an exclusive lock on an open file (flock(2)), without waiting.
+///
+/// # Errors
+/// EAGAIN if another open file holds a lock.
+pub fn lock_alone(fd: impl Descriptor) -> Result<(), Errno> {
+    // SAFETY: flock(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_EX | libc::LOCK_NB)) }).map(drop)
+}
+
+/// Takes a shared lock on an open file (flock(2)); waits for an exclusive one.
+///
+/// # Errors
+/// Errors of flock(2).
+pub fn lock_shared(fd: impl Descriptor) -> Result<(), Errno> {
+    // SAFETY: flock(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_SH)) }).map(drop)
+}
+
+/// Returns the path of an open file's link in `/proc`, NUL-terminated.
+fn link_of(fd: impl Descriptor) -> Result<[u8; 32], Errno> {
+    let mut link = [0; 32];
+    std::io::Write::write_fmt(&mut &mut link[..], format_args!("/proc/self/fd/{}\0", fd.number()))
+        .map_err(|_| Errno::EINVAL)?;
+    Ok(link)
+}
+
+/// Reopens an open file, which may be open with `O_PATH`. The new descriptor is closed on exec.
+///
+/// # Errors
+/// Errors of openat(2).
+pub fn reopen(fd: impl Descriptor, flags: i32) -> Result<OwnFd, Errno> {
+    let link = link_of(fd)?;
+    let path = CStr::from_bytes_until_nul(&link).map_err(|_| Errno::EINVAL)?;
+    open(path, flags, 0)
+}
+
+/// Writes the current path of an open file to `into`, cut to its length; a removed file's path ends
+/// in ` (deleted)`. Returns the length, bytes.
+///
+/// # Errors
+/// Errors of readlink(2).
+pub fn path_of(fd: impl Descriptor, into: &mut [u8]) -> Result<usize, Errno> {
+    let link = link_of(fd)?;
+    let (to, room) = (into.as_mut_ptr(), into.len());
+    // SAFETY: `link` is NUL-terminated, and readlinkat(2) writes at most `room` bytes to `into`.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_readlinkat, libc::AT_FDCWD, link.as_ptr(), to, room)) })
+        .map(|len| len as usize)
+}
+
+/// Returns the alignment of memory and offsets that direct writes to an open file require, bytes;
+/// 4096 if the kernel does not report it.
+#[must_use]
+pub fn direct_granule_bytes(fd: impl Descriptor) -> u32 {
+    const DIOALIGN: u32 = 0x2000;
+    let found = statx(fd, DIOALIGN).ok().filter(|found| found.stx_mask & DIOALIGN != 0);
+    let found = found.map(|found| found.stx_dio_offset_align.max(found.stx_dio_mem_align));
+    found.filter(|granule| (512..=4096).contains(granule) && granule.is_power_of_two()).unwrap_or(4096)
+}
+
+/// Whether a path matches a pattern (fnmatch(3)), whose wildcards do not match `/`.
+#[must_use]
+pub fn matches(pattern: &CStr, path: &CStr) -> bool {
+    // SAFETY: both strings are NUL-terminated, and fnmatch(3) only reads them.
+    unsafe { libc::fnmatch(pattern.as_ptr(), path.as_ptr(), libc::FNM_PATHNAME) == 0 }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_lease_is_refused_while_a_file_is_open_otherwise() {
+        let path = std::env::temp_dir().join(format!("uncopy-lease-{}", std::process::id()));
+        let file = std::fs::File::create(&path).expect("a file");
+        let other = std::fs::File::open(&path).expect("a file");
+        assert_eq!(take_lease(file.as_fd()), Err(Errno::EAGAIN));
+        drop(other);
+        assert!(!has_quiet_lease(file.as_fd()));
+        take_lease(file.as_fd()).expect("nobody else has it open");
+        assert!(has_quiet_lease(file.as_fd()));
+        end_lease(file.as_fd());
+        assert!(!has_quiet_lease(file.as_fd()));
+        std::fs::remove_file(&path).expect("removed");
+    }
+
+    #[test]
+    fn wildcards_stay_within_a_directory() {
+        assert!(matches(c"/srv/*.wal", c"/srv/a.wal") && matches(c"/srv/[ab]", c"/srv/a"));
+        assert!(!matches(c"/srv/*.wal", c"/srv/b/a.wal") && !matches(c"/srv/*.wal", c"/srv/a"));
+    }
+
+    #[test]
+    fn what_is_only_allocated_is_not_on_the_device() {
+        let path = std::env::temp_dir().join(format!("uncopy-extents-{}", std::process::id()));
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let fd = open(&name, libc::O_RDWR | libc::O_CREAT, 0o600).expect("a file");
+        write_at(&fd, 0, &[1; 8192]).expect("written");
+        sync(&fd).expect("synced");
+        assert_eq!(is_on_device(&fd, 0, 8192), Ok(true));
+        assert_eq!(is_on_device(&fd, 100, 50), Ok(true));
+        // On tmpfs, which has no extents, the result says nothing.
+        if file_system(&fd) != Ok(0x0102_1994) {
+            write_at(&fd, 65_536, &[1; 8192]).expect("written");
+            sync(&fd).expect("synced");
+            assert_eq!(is_on_device(&fd, 0, 73_728), Ok(false), "a hole");
+            assert_eq!(is_on_device(&fd, 65_536, 8192), Ok(true));
+            assert_eq!(is_on_device(&fd, 65_536, 1 << 20), Ok(false), "the end");
+            allocate(&fd, 1 << 20).expect("allocated");
+            assert_eq!(is_on_device(&fd, 65_536, 1 << 19), Ok(false), "allocated");
+        }
+        std::fs::remove_file(&path).expect("removed");
+    }
+
+    #[test]
+    fn a_file_is_known_by_what_it_is() {
+        let path = std::env::temp_dir().join(format!("uncopy-status-{}", std::process::id()));
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let fd = open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_APPEND, 0o600).expect("a file");
+        write_at(&fd, 0, b"abc").expect("written");
+        let found = status(&fd).expect("known");
+        assert!(found.is_regular());
+        assert_eq!((found.len_bytes, found.links, found.mode & 0o777), (3, 1, 0o600));
+        let mut bytes = [0; 8];
+        assert_eq!(read_at(&fd, 1, &mut bytes), Ok(2));
+        assert_eq!(&bytes[..2], b"bc");
+        let mut known = [0; 4096];
+        let len = path_of(&fd, &mut known).expect("a path");
+        assert_eq!(&known[..len], name.to_bytes());
+        assert_eq!(flags(&fd).expect("flags") & libc::O_APPEND, libc::O_APPEND);
+        std::fs::remove_file(&path).expect("removed");
+        let len = path_of(&fd, &mut known).expect("a path");
+        assert!(known[..len].ends_with(b" (deleted)"));
+    }
+}

@@ -1,0 +1,13 @@
+//! Memory: mappings of our own, residency of their pages, and mapped files.
+
+mod files;
+mod mapping;
+mod residency;
+#[cfg(not(loom))]
+mod shared;
+
+pub use files::*;
+pub use mapping::*;
+pub use residency::*;
+#[cfg(not(loom))]
+pub use shared::*;

@@ -1,0 +1,179 @@
+//! Pool of pipes and bump areas, each used by one thread at a time.
+//!
+//! Slots do not belong to threads: a thread takes the slot that it had last, or another free one. So there
+//! are as many pipes as threads ever sent simultaneously, and none is lost when a thread ends. A signal
+//! handler that sends while its thread is sending takes another slot, and if it leaves by `longjmp`, the slot
+//! stays taken. When all slots are taken, bytes are copied.
+//!
+//! A forked child inherits descriptors and memory, but uses neither. A slot names its process ([`lineage`]);
+//! a process that finds another's closes the descriptor, unmaps the memory and starts afresh.
+
+use crate::bump::Bump;
+use core::cell::{Cell, UnsafeCell};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::pipe::Pipe;
+use uncopy_sys::{lineage, lock};
+
+/// Maximum threads that send by reference at the same time. Each slot has one pipe.
+const SLOTS: usize = 64;
+/// Maximum pipes that may fail to open, or be reopened because the program closed or replaced them, before
+/// bytes are copied instead.
+const MAX_REOPENED: usize = 1000;
+
+pub struct Resources {
+    pipe: Option<Pipe>,
+    /// Holds the copied parts of messages.
+    pub bump: Bump,
+}
+
+struct Slot {
+    /// Process number in the upper half, id of the thread that holds the slot in the lower half (0: free).
+    owner: AtomicU64,
+    resources: UnsafeCell<Resources>,
+}
+
+// SAFETY: only the thread named by `owner`, which changes with Acquire and Release, accesses `resources`.
+unsafe impl Sync for Slot {}
+
+static POOL: [Slot; SLOTS] = [const {
+    Slot { owner: AtomicU64::new(0), resources: UnsafeCell::new(Resources { pipe: None, bump: Bump::new() }) }
+}; SLOTS];
+static REOPENED: AtomicUsize = AtomicUsize::new(0);
+
+uncopy_sys::locals! {
+    /// The slot that this thread used last.
+    static LAST: Cell<usize> = Cell::new(0);
+}
+
+/// Ownership of a slot, released on drop.
+pub struct SlotGuard {
+    index: usize,
+    free_word: u64,
+}
+
+/// Takes a slot. Returns `None` if all are taken, or if forks cannot be detected on this system.
+pub fn acquire() -> Option<SlotGuard> {
+    let process = u64::from(lineage::number()?) << 32;
+    let last = LAST.with(Cell::get);
+    if let Some(slot) = try_acquire(last, process) {
+        return Some(slot);
+    }
+    // Lowest first, so that few slots serve all threads.
+    let slot = (0..SLOTS).find_map(|index| try_acquire(index, process))?;
+    LAST.with(|last| last.set(slot.index));
+    Some(slot)
+}
+
+fn try_acquire(index: usize, process: u64) -> Option<SlotGuard> {
+    let slot = &POOL[index];
+    let current = slot.owner.load(Ordering::Relaxed);
+    let is_inherited = current & !u64::from(u32::MAX) != process;
+    if !is_inherited && current != process {
+        return None;
+    }
+    let owner_word = process | u64::from(lock::thread_id());
+    slot.owner.compare_exchange(current, owner_word, Ordering::Acquire, Ordering::Relaxed).ok()?;
+    let mut guard = SlotGuard { index, free_word: process };
+    if is_inherited && current != 0 {
+        guard.resources().discard_inherited();
+    }
+    Some(guard)
+}
+
+impl SlotGuard {
+    pub fn resources(&mut self) -> &mut Resources {
+        // SAFETY: `owner` names this thread, and the slot's only `SlotGuard` is borrowed mutably.
+        unsafe { &mut *POOL[self.index].resources.get() }
+    }
+
+    /// Returns an empty pipe. If `trusted`, skips the check that the descriptor is still the pipe that was
+    /// opened, because nothing in this process closes descriptors of others.
+    pub fn pipe(&mut self, trusted: bool) -> Result<Pipe, Errno> {
+        // Pipe marks start at 1.
+        let mark = self.index as i32 + 1;
+        let resources = self.resources();
+        if let Some(pipe) = resources.pipe {
+            if trusted || pipe.is_ours() {
+                return Ok(pipe);
+            }
+            resources.pipe = None;
+            REOPENED.fetch_add(1, Ordering::Relaxed);
+        }
+        if REOPENED.load(Ordering::Relaxed) > MAX_REOPENED {
+            return Err(Errno(libc::EMFILE));
+        }
+        let pipe = Pipe::open(mark).inspect_err(|_| _ = REOPENED.fetch_add(1, Ordering::Relaxed))?;
+        resources.pipe = Some(pipe);
+        Ok(pipe)
+    }
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        POOL[self.index].owner.store(self.free_word, Ordering::Release);
+    }
+}
+
+impl Resources {
+    /// Drains the `len_bytes` bytes left in the pipe.
+    pub fn empty(&mut self, len_bytes: usize) {
+        if !self.pipe.is_some_and(|pipe| pipe.empty(len_bytes)) {
+            self.discard();
+        }
+    }
+
+    pub fn discard(&mut self) {
+        if let Some(pipe) = self.pipe.take() {
+            pipe.close();
+        }
+    }
+
+    /// Gives up a pipe and memory that were inherited by fork.
+    #[cold]
+    fn discard_inherited(&mut self) {
+        self.discard();
+        self.bump.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_finds_the_slot_that_it_had() {
+        let first = acquire().expect("a slot");
+        let index = first.index;
+        let second = acquire().expect("another");
+        assert_ne!(second.index, index);
+        let other = second.index;
+        drop(first);
+        drop(second);
+        assert_eq!(acquire().expect("the last one").index, other);
+    }
+
+    #[test]
+    fn a_child_has_pipes_of_its_own() {
+        let mut slot = acquire().expect("a slot");
+        let pipe = slot.pipe(false).expect("a pipe");
+        let index = slot.index;
+        // SAFETY: fork(2) copies the calling thread only; the child uses no lock of another thread and ends
+        // by _exit(2). `status` outlives waitpid(2).
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let process = u64::from(lineage::number().unwrap_or(0)) << 32;
+                let mut again = try_acquire(index, process);
+                let is_new = again.as_mut().is_some_and(|again| {
+                    again.resources().pipe.is_none() && !pipe.is_ours() && again.pipe(false).is_ok()
+                });
+                libc::_exit(i32::from(!is_new));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+        }
+        assert!(pipe.is_ours(), "the parent's is as it was");
+    }
+}

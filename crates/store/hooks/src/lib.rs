@@ -1,0 +1,563 @@
+//! Hooks for calls that sync, write or change files. Without `--log` each hook is a load and a jump.
+//!
+//! Writes inside libc are not intercepted: `fopen` bypasses these hooks, so its files are never logged, and
+//! `fdopen` and `dprintf` stop logging the file. Nor are system calls that a program makes without libc; such a
+//! program makes its syncs in the same way.
+#![cfg(target_os = "linux")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "addresses and lengths have 64 bits, here as in the kernel's structures"
+)]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "each hook has the contract of the libc function of the same name"
+)]
+#![allow(missing_docs, reason = "as above")]
+
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use libc::{mode_t, off_t, ssize_t};
+use std::ffi::CString;
+use uncopy_core::stats::Counter;
+use uncopy_engine::call::output::{Output, is_candidate};
+use uncopy_engine::service::activation;
+use uncopy_engine::state::counters;
+use uncopy_fdtable::{self as fdtable, Feature, Follower};
+use uncopy_interpose::{alias, entry, slots, variadic};
+use uncopy_store::program::{self as store, At, Writing};
+use uncopy_sys::descriptor::ProgramFd;
+use uncopy_sys::iovec::Part;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::owner::is_owner;
+use uncopy_sys::{clock, errno};
+
+type Path = *const c_char;
+/// A variadic function, or one with a `va_list`.
+type Variadic = unsafe extern "C" fn();
+
+slots! {
+    OPEN = c"open": unsafe extern "C" fn(Path, c_int, mode_t) -> ProgramFd;
+    OPENAT = c"openat": unsafe extern "C" fn(ProgramFd, Path, c_int, mode_t) -> ProgramFd;
+    CREAT = c"creat": unsafe extern "C" fn(Path, mode_t) -> ProgramFd;
+    OPEN_2 = c"__open_2": unsafe extern "C" fn(Path, c_int) -> ProgramFd;
+    OPENAT_2 = c"__openat_2": unsafe extern "C" fn(ProgramFd, Path, c_int) -> ProgramFd;
+    FSYNC = c"fsync": unsafe extern "C" fn(ProgramFd) -> c_int;
+    FDATASYNC = c"fdatasync": unsafe extern "C" fn(ProgramFd) -> c_int;
+    SYNC = c"sync": unsafe extern "C" fn();
+    SYNCFS = c"syncfs": unsafe extern "C" fn(ProgramFd) -> c_int;
+    FTRUNCATE = c"ftruncate": unsafe extern "C" fn(ProgramFd, off_t) -> c_int;
+    FALLOCATE = c"fallocate": unsafe extern "C" fn(ProgramFd, c_int, off_t, off_t) -> c_int;
+    POSIX_FALLOCATE = c"posix_fallocate": unsafe extern "C" fn(ProgramFd, off_t, off_t) -> c_int;
+    RENAME = c"rename": unsafe extern "C" fn(Path, Path) -> c_int;
+    RENAMEAT = c"renameat": unsafe extern "C" fn(ProgramFd, Path, ProgramFd, Path) -> c_int;
+    RENAMEAT2 = c"renameat2": unsafe extern "C" fn(ProgramFd, Path, ProgramFd, Path, c_uint) -> c_int;
+    UNLINK = c"unlink": unsafe extern "C" fn(Path) -> c_int;
+    UNLINKAT = c"unlinkat": unsafe extern "C" fn(ProgramFd, Path, c_int) -> c_int;
+    REMOVE = c"remove": unsafe extern "C" fn(Path) -> c_int;
+    FDOPEN = c"fdopen": unsafe extern "C" fn(ProgramFd, Path) -> *mut c_void;
+    DPRINTF = c"dprintf": Variadic;
+    DPRINTF_CHK = c"__dprintf_chk": Variadic;
+    VDPRINTF = c"vdprintf": Variadic;
+    VDPRINTF_CHK = c"__vdprintf_chk": Variadic;
+    AIO_WRITE = c"aio_write": unsafe extern "C" fn(*mut c_void) -> c_int;
+    AIO_FSYNC = c"aio_fsync": unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
+    LIO_LISTIO = c"lio_listio": unsafe extern "C" fn(c_int, *const c_void, c_int, *mut c_void) -> c_int;
+}
+
+/// Returns whether files may be logged.
+#[inline(always)]
+pub fn is_on() -> bool {
+    store::is_on()
+}
+
+/// Returns whether a descriptor needs any handling.
+#[inline(always)]
+pub fn is_known(fd: ProgramFd) -> bool {
+    store::is_known(fd)
+}
+
+/// Switches logging on, with the keeper's socket and the colon-separated patterns of files to log (`None`:
+/// all). `always` logs files even where that has not paid.
+pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
+    let globs = globs.into_iter().flat_map(|globs| globs.split(|byte| *byte == b':'));
+    let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
+    if let Ok(socket) = CString::new(socket) {
+        fdtable::follow(Feature::Log, &FOLLOWER);
+        store::switch_on(socket, globs, always);
+    }
+}
+
+/// Runs `work` in a critical section and preserves `errno`.
+fn with_errno_saved(work: impl FnOnce()) {
+    let _errno = errno::Keep::new();
+    let _critical = Critical::enter();
+    work();
+}
+
+#[cold]
+fn open_by(directory: ProgramFd, path: Path, flags: c_int, open: impl Fn() -> ProgramFd) -> ProgramFd {
+    // A child of vfork has descriptors of its own.
+    let is_owner = is_owner();
+    if is_owner {
+        with_errno_saved(store::before_open);
+    }
+    let forks = store::forks_before_open();
+    let mut fd = open();
+    if !fd.is_valid() && errno::get() == libc::EWOULDBLOCK && flags & libc::O_NONBLOCK != 0 {
+        fd = open_after_lease(directory, path, open);
+    }
+    if fd.is_valid() && is_owner && may_write(flags) {
+        with_errno_saved(|| store::opened(fd, flags, forks));
+    }
+    fd
+}
+
+/// Retries an open while a keeper holds the file. With O_NONBLOCK the kernel notifies the keeper, but does not
+/// wait for the end of the lease.
+fn open_after_lease(directory: ProgramFd, path: Path, open: impl Fn() -> ProgramFd) -> ProgramFd {
+    let max_ms = || {
+        let mut max_ms = 0;
+        // SAFETY: `path` is the argument of the program's open(2), which the kernel has just read or refused;
+        // the kernel reads it again.
+        with_errno_saved(|| max_ms = unsafe { store::max_leave_ms(directory, path) });
+        max_ms
+    };
+    let begun_ms = clock::now_ms();
+    let mut until_ms = begun_ms + max_ms();
+    loop {
+        // A keeper that was about to take the file has taken it by then.
+        if clock::now_ms() >= until_ms {
+            until_ms = begun_ms + max_ms();
+        }
+        if clock::now_ms() >= until_ms {
+            errno::set(libc::EWOULDBLOCK);
+            return ProgramFd::NONE;
+        }
+        clock::doze();
+        let fd = open();
+        if fd.is_valid() || errno::get() != libc::EWOULDBLOCK {
+            return fd;
+        }
+    }
+}
+
+const fn may_write(flags: c_int) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+fn needs_handling(flags: c_int) -> bool {
+    is_on() && (may_write(flags) || flags & libc::O_NONBLOCK != 0 || store::logged_files() > 0)
+}
+
+// The mode is only used with O_CREAT and O_TMPFILE; passing it in any case is what every libc does.
+entry!(open OPEN (path: Path, flags: c_int, mode: mode_t) -> ProgramFd, needs_handling(flags), {
+    open_by(ProgramFd::CURRENT_DIRECTORY, path, flags, || OPEN.call()(path, flags, mode))
+});
+
+entry!(openat OPENAT (directory: ProgramFd, path: Path, flags: c_int, mode: mode_t) -> ProgramFd, needs_handling(flags), {
+    open_by(directory, path, flags, || OPENAT.call()(directory, path, flags, mode))
+});
+
+entry!(creat CREAT (path: Path, mode: mode_t) -> ProgramFd, is_on(), {
+    open_by(ProgramFd::CURRENT_DIRECTORY, path, libc::O_WRONLY, || CREAT.call()(path, mode))
+});
+
+entry!(__open_2 OPEN_2 (path: Path, flags: c_int) -> ProgramFd, needs_handling(flags), {
+    open_by(ProgramFd::CURRENT_DIRECTORY, path, flags, || OPEN_2.call()(path, flags))
+});
+
+entry!(__openat_2 OPENAT_2 (directory: ProgramFd, path: Path, flags: c_int) -> ProgramFd, needs_handling(flags), {
+    open_by(directory, path, flags, || OPENAT_2.call()(directory, path, flags))
+});
+
+alias!(open64 = open (path: Path, flags: c_int, mode: mode_t) -> ProgramFd);
+alias!(openat64 = openat (directory: ProgramFd, path: Path, flags: c_int, mode: mode_t) -> ProgramFd);
+alias!(creat64 = creat (path: Path, mode: mode_t) -> ProgramFd);
+alias!(__open64_2 = __open_2 (path: Path, flags: c_int) -> ProgramFd);
+alias!(__openat64_2 = __openat_2 (directory: ProgramFd, path: Path, flags: c_int) -> ProgramFd);
+
+/// Syncs a file: by the log, or by calling `real`.
+fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
+    static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
+    let errno_before = errno::get();
+    // A critical section restores the errno that it began with.
+    let (synced, errno_after) = {
+        let _critical = Critical::enter();
+        (store::sync(fd, real), errno::get())
+    };
+    if let Some(bytes) = synced.logged_bytes {
+        if !ARE_PUBLISHED.swap(true, Relaxed) {
+            activation::begin_without_engine();
+        }
+        counters::add(Counter::LogSyncs, 1);
+        counters::add(Counter::LogBytes, bytes);
+    }
+    errno::set(if synced.result == 0 { errno_before } else { errno_after });
+    synced.result
+}
+
+entry!(fsync FSYNC (fd: ProgramFd) -> c_int, store::is_known(fd), {
+    sync_file(fd, || FSYNC.call()(fd))
+});
+
+entry!(fdatasync FDATASYNC (fd: ProgramFd) -> c_int, store::is_known(fd), {
+    sync_file(fd, || FDATASYNC.call()(fd))
+});
+
+fn before_sync_of_all() {
+    with_errno_saved(|| store::change_all(true));
+}
+
+entry!(sync SYNC () -> (), is_on(), {
+    before_sync_of_all();
+    SYNC.call()();
+});
+
+entry!(syncfs SYNCFS (fd: ProgramFd) -> c_int, is_on(), {
+    before_sync_of_all();
+    SYNCFS.call()(fd)
+});
+
+/// Detaches from the log's keeper before the process changes its user or loses privileges.
+pub fn before_change() {
+    if is_on() {
+        with_errno_saved(store::detach);
+    }
+}
+
+/// Calls [`before_change`] and disables the hooks.
+pub fn leave() {
+    before_change();
+    store::leave();
+}
+
+/// Takes a file out of the log before a change that no record can describe; it may be logged again.
+pub fn change(fd: ProgramFd) {
+    if store::is_known(fd) {
+        with_errno_saved(|| store::change(fd, true));
+    }
+}
+
+/// Takes a file out of the log for good.
+pub fn refuse(fd: ProgramFd) {
+    if store::is_known(fd) {
+        with_errno_saved(|| store::change(fd, false));
+    }
+}
+
+/// Takes all files out of the log for good.
+pub fn end_all() {
+    if is_on() {
+        with_errno_saved(|| store::change_all(false));
+    }
+}
+
+entry!(ftruncate FTRUNCATE (fd: ProgramFd, len: off_t) -> c_int, store::is_known(fd), {
+    change(fd);
+    FTRUNCATE.call()(fd, len)
+});
+
+entry!(fallocate FALLOCATE (fd: ProgramFd, mode: c_int, offset: off_t, len: off_t) -> c_int, store::is_known(fd), {
+    change(fd);
+    FALLOCATE.call()(fd, mode, offset, len)
+});
+
+entry!(posix_fallocate POSIX_FALLOCATE (fd: ProgramFd, offset: off_t, len: off_t) -> c_int, store::is_known(fd), {
+    change(fd);
+    POSIX_FALLOCATE.call()(fd, offset, len)
+});
+
+alias!(ftruncate64 = ftruncate (fd: ProgramFd, len: off_t) -> c_int);
+alias!(fallocate64 = fallocate (fd: ProgramFd, mode: c_int, offset: off_t, len: off_t) -> c_int);
+alias!(posix_fallocate64 = posix_fallocate (fd: ProgramFd, offset: off_t, len: off_t) -> c_int);
+
+/// Takes a file out of the log before its path changes or is removed: its records have the old path.
+#[cold]
+fn before_rename(directory: ProgramFd, path: Path) {
+    if store::has_begun() {
+        // SAFETY: `path` is NUL-terminated, as rename(2) requires, or the kernel refuses to read it.
+        with_errno_saved(|| unsafe { store::renamed(directory, path) });
+    }
+}
+
+entry!(rename RENAME (from: Path, to: Path) -> c_int, is_on(), {
+    before_rename(ProgramFd::CURRENT_DIRECTORY, from);
+    before_rename(ProgramFd::CURRENT_DIRECTORY, to);
+    RENAME.call()(from, to)
+});
+
+entry!(renameat RENAMEAT (from_directory: ProgramFd, from: Path, to_directory: ProgramFd, to: Path) -> c_int, is_on(), {
+    before_rename(from_directory, from);
+    before_rename(to_directory, to);
+    RENAMEAT.call()(from_directory, from, to_directory, to)
+});
+
+entry!(renameat2 RENAMEAT2
+(from_directory: ProgramFd, from: Path, to_directory: ProgramFd, to: Path, flags: c_uint) -> c_int, is_on(), {
+    before_rename(from_directory, from);
+    before_rename(to_directory, to);
+    RENAMEAT2.call()(from_directory, from, to_directory, to, flags)
+});
+
+entry!(unlink UNLINK (path: Path) -> c_int, is_on(), {
+    before_rename(ProgramFd::CURRENT_DIRECTORY, path);
+    UNLINK.call()(path)
+});
+
+entry!(unlinkat UNLINKAT (directory: ProgramFd, path: Path, flags: c_int) -> c_int, is_on(), {
+    before_rename(directory, path);
+    UNLINKAT.call()(directory, path, flags)
+});
+
+entry!(remove REMOVE (path: Path) -> c_int, is_on(), {
+    before_rename(ProgramFd::CURRENT_DIRECTORY, path);
+    REMOVE.call()(path)
+});
+
+entry!(fdopen FDOPEN (fd: ProgramFd, mode: Path) -> *mut c_void, store::is_known(fd), {
+    refuse(fd);
+    FDOPEN.call()(fd, mode)
+});
+
+// These functions of libc write to their first argument, a descriptor.
+variadic! {
+    dprintf DPRINTF prepare_dprintf (fd: ProgramFd) { refuse(fd) }
+    __dprintf_chk DPRINTF_CHK prepare_dprintf_chk (fd: ProgramFd) { refuse(fd) }
+    vdprintf VDPRINTF prepare_vdprintf (fd: ProgramFd) { refuse(fd) }
+    __vdprintf_chk VDPRINTF_CHK prepare_vdprintf_chk (fd: ProgramFd) { refuse(fd) }
+}
+
+/// Stops logging the file of an aio(7) request, whose descriptor is the first member.
+///
+/// # Safety
+/// `request` points to a `struct aiocb` of the program's.
+unsafe fn refuse_file_of(request: *mut c_void) {
+    // SAFETY: the program passes a `struct aiocb`, which libc reads next; `aio_fildes` is its first member.
+    refuse(unsafe { request.cast::<ProgramFd>().read() });
+}
+
+entry!(aio_write AIO_WRITE (request: *mut c_void) -> c_int, is_on(), {
+    refuse_file_of(request);
+    AIO_WRITE.call()(request)
+});
+
+entry!(aio_fsync AIO_FSYNC (how: c_int, request: *mut c_void) -> c_int, is_on(), {
+    refuse_file_of(request);
+    AIO_FSYNC.call()(how, request)
+});
+
+entry!(lio_listio LIO_LISTIO (mode: c_int, list: *const c_void, count: c_int, event: *mut c_void) -> c_int, is_on(), {
+    end_all();
+    LIO_LISTIO.call()(mode, list, count, event)
+});
+
+/// Replaces the function of libaio, which a plugin may load privately, where dlsym(3) does not find it. It
+/// makes the system call and returns its result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn io_setup(count: c_int, context: *mut c_void) -> c_int {
+    if is_on() {
+        end_all();
+    }
+    // SAFETY: io_setup(2) checks `context`, the program's own argument, and writes to it only if it is
+    // writable.
+    unsafe {
+        uncopy_sys::raw::call(libc::SYS_io_setup as usize, [count as usize, context as usize, 0, 0, 0, 0])
+            as c_int
+    }
+}
+
+alias!(aio_write64 = aio_write (request: *mut c_void) -> c_int);
+alias!(aio_fsync64 = aio_fsync (how: c_int, request: *mut c_void) -> c_int);
+alias!(lio_listio64 = lio_listio (mode: c_int, list: *const c_void, count: c_int, event: *mut c_void) -> c_int);
+
+/// Handles a system call before the program makes it through libc's `syscall`.
+pub fn before_call(number: c_long, a: usize, c: usize) {
+    match number {
+        libc::SYS_write
+        | libc::SYS_writev
+        | libc::SYS_pwrite64
+        | libc::SYS_pwritev
+        | libc::SYS_pwritev2
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate
+        | libc::SYS_sendfile
+        | libc::SYS_fsync
+        | libc::SYS_fdatasync
+        | libc::SYS_close
+        | libc::SYS_dup
+        | libc::SYS_dup2
+        | libc::SYS_dup3 => refuse(ProgramFd::of_argument(a)),
+        libc::SYS_splice | libc::SYS_copy_file_range => refuse(ProgramFd::of_argument(c)),
+        libc::SYS_sync
+        | libc::SYS_syncfs
+        | libc::SYS_io_uring_setup
+        | libc::SYS_io_setup
+        | libc::SYS_rename
+        | libc::SYS_renameat
+        | libc::SYS_renameat2
+        | libc::SYS_unlink
+        | libc::SYS_unlinkat
+        | libc::SYS_close_range => end_all(),
+        _ => {}
+    }
+}
+
+/// Returns whether writes to a mapping of the file would change the file.
+pub fn is_shared_mapping(flags: c_int, fd: ProgramFd) -> bool {
+    flags & libc::MAP_TYPE != libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS == 0 && store::is_known(fd)
+}
+
+/// Handles a call of fcntl(2) that sets file status flags, a lease or a signal's owner before it is made.
+pub fn before_fcntl(fd: ProgramFd, command: c_int, argument: usize) {
+    const SYNCED: c_int = libc::O_DIRECT | libc::O_DSYNC;
+    /// Command of linux/fcntl.h that libc lacks.
+    const F_SETSIG: c_int = 10;
+    const F_SETOWN_EX: c_int = 15;
+    match command {
+        libc::F_SETFL if argument as c_int & SYNCED != 0 => refuse(fd),
+        // O_APPEND may change, and with it the offsets of writes.
+        libc::F_SETFL => change(fd),
+        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => refuse(fd),
+        _ => {}
+    }
+}
+
+/// Hides the keeper's lease, and the `O_ASYNC` that it sets, from the result of fcntl(2).
+pub fn after_fcntl(fd: ProgramFd, command: c_int, result: c_int) -> c_int {
+    match command {
+        libc::F_GETFL if result >= 0 && store::takes_part(fd) => result & !libc::O_ASYNC,
+        libc::F_GETLEASE if result >= 0 && store::takes_part(fd) => libc::F_UNLCK,
+        _ => result,
+    }
+}
+
+/// Handles an ioctl(2) before it is made: some requests change a file's content or layout.
+pub fn before_ioctl(fd: ProgramFd, request: c_ulong) {
+    if request != libc::FIONREAD
+        && request != libc::FIOCLEX
+        && request != libc::FIONCLEX
+        && request != libc::TCGETS
+    {
+        change(fd);
+    }
+}
+
+static FOLLOWER: Follower = Follower {
+    closed: |fd| {
+        if store::is_known(fd) && is_owner() {
+            with_errno_saved(|| store::closed(fd));
+        }
+    },
+    duplicated: |from, to| {
+        if (store::is_known(from) || store::is_known(to)) && is_owner() {
+            with_errno_saved(|| store::duplicated(from, to));
+        }
+    },
+    passed: refuse,
+};
+
+/// Prepares for a fork.
+pub fn before_fork() {
+    if is_on() {
+        with_errno_saved(store::before_fork);
+    }
+}
+
+/// Ends a fork in the parent.
+pub fn after_fork() {
+    if is_on() {
+        with_errno_saved(store::after_fork);
+    }
+}
+
+/// Notes between these two that the child shares this process's table of descriptors.
+pub fn share_descriptors() {
+    if is_on() {
+        with_errno_saved(store::share_descriptors);
+    }
+}
+
+/// Begins a forked child.
+pub fn in_child() {
+    if is_on() {
+        with_errno_saved(store::in_child);
+    }
+}
+
+/// Prepares for execve(2), in this process or a child of vfork(2).
+pub fn before_exec() {
+    if is_on() {
+        with_errno_saved(|| store::before_exec(is_owner()));
+    }
+}
+
+/// Prepares for posix_spawn(3) and similar functions.
+pub fn before_spawn() {
+    if is_on() {
+        with_errno_saved(store::before_spawn);
+    }
+}
+
+type Real<'a> = &'a dyn Fn(&[Part]) -> ssize_t;
+
+/// Writes to a file: by `passthrough` if it is not logged, else by `real`, capturing the bytes for the next
+/// sync.
+#[inline(always)]
+pub fn write(
+    fd: ProgramFd,
+    at: At,
+    parts: &[Part],
+    real: Real<'_>,
+    passthrough: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    match begin(fd) {
+        Writing::Plain => passthrough(),
+        Writing::Counted(counted) => {
+            let written = passthrough();
+            if let Ok(len_bytes) = usize::try_from(written) {
+                counted.note_written(len_bytes);
+            }
+            written
+        }
+        Writing::Logged(write) => write_logged(fd, at, parts, real, write),
+    }
+}
+
+fn begin(fd: ProgramFd) -> Writing {
+    let _errno = errno::Keep::new();
+    store::begin_write(fd)
+}
+
+#[cold]
+fn write_logged(fd: ProgramFd, at: At, parts: &[Part], real: Real<'_>, write: store::Write) -> ssize_t {
+    // A critical section restores the errno that it began with.
+    let (written, errno_after) = {
+        let _critical = Critical::enter();
+        (write_under(fd, at, parts, real, write), errno::get())
+    };
+    errno::set(errno_after);
+    written
+}
+
+fn write_under(fd: ProgramFd, at: At, parts: &[Part], real: Real<'_>, write: store::Write) -> ssize_t {
+    let call = |parts: &[Part]| {
+        let written = real(parts);
+        if let Ok(len_bytes) = usize::try_from(written) {
+            let _errno = errno::Keep::new();
+            // SAFETY: the kernel has just read `len_bytes` bytes of `parts`, which are the program's buffers or
+            // pages that `output` holds until `finish`.
+            unsafe { write.done(at, parts, len_bytes) };
+        }
+        written
+    };
+    if !is_candidate(parts) {
+        return call(parts);
+    }
+    let Some(output) = Output::begin(fd, parts) else { return call(parts) };
+    let written = output.call(call);
+    match usize::try_from(written) {
+        Ok(len_bytes) => output.finish(len_bytes),
+        Err(_) => drop(output),
+    }
+    written
+}

@@ -1,0 +1,369 @@
+//! The keeper's side of one program's connection.
+
+mod failing;
+
+use crate::device::LogFile;
+use crate::layout::{Checkpoint, Failure};
+use crate::log::Checkpoints;
+use crate::mark::{self, Owner};
+use crate::messages::{
+    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF, LOG, NOT_NOW, REFUSED, REPAIR, ROOM, WELCOME,
+};
+use crate::places::{Empty, boot, may_have};
+use crate::state::{FAILED, FileSlot, LEFT, MAX_FILES, STATE_BYTES, SYNCING, State};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use failing::Trouble;
+use std::time::{Duration, Instant};
+use uncopy_sys::background::{was_rung, watch_process};
+use uncopy_sys::descriptor::OwnFd;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::link::{self, MAX_WORDS};
+use uncopy_sys::mem::Joint;
+use uncopy_sys::{clock, file, wait};
+
+/// Interval at which files are synced and their paths checked.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout after which an idle program is checked for life, milliseconds.
+const IDLE_MS: i32 = 10_000;
+
+#[derive(Debug)]
+struct Held {
+    fd: OwnFd,
+    path: Option<Vec<u8>>,
+    inode: (u64, u64),
+    is_closed: bool,
+    /// Set after a sync of the file failed.
+    trouble: Option<Trouble>,
+}
+
+#[derive(Debug)]
+struct Client {
+    state: &'static State,
+    checkpoints: Checkpoints<'static, LogFile>,
+    owner: Owner,
+    files: [Option<Held>; MAX_FILES],
+    /// Inodes of files that left the log since the last checkpoint, and may still have records there.
+    left: Vec<(u64, u64)>,
+    /// Set once records are kept for a recovery, for files that lack those bytes and have left the log. From
+    /// then on no file is logged.
+    given_up: Option<Failure>,
+    /// Whether the program ends and waits for this thread to finish.
+    waits: bool,
+    done_at: Instant,
+}
+
+/// Serves a program that has asked for a log: gives it `empty`, and holds its files until the program has
+/// ended. Returns whether the program waits for the end.
+pub fn serve(link: &OwnFd, bell: &OwnFd, empty: &Empty) -> bool {
+    match begin(link, empty) {
+        Ok((client, joint)) => {
+            let watched = link::process_of(link).and_then(|process| watch_process(process).ok());
+            let waits = client.keep(link, bell, watched.as_ref());
+            // SAFETY: `Client::keep` consumed the client, the only user of `Joint::as_ref`'s reference.
+            unsafe { joint.unmap() };
+            waits
+        }
+        Err(errno) => {
+            // A program that this message does not reach sees the connection close.
+            answer(link, &[NOT_NOW, errno.0 as u64]);
+            false
+        }
+    }
+}
+
+/// Sends an answer. Returns false if it cannot be delivered; the program would wait for it.
+pub fn answer(link: &OwnFd, words: &[u64]) -> bool {
+    link::send(link, words).is_ok()
+}
+
+fn begin(link: &OwnFd, empty: &Empty) -> Result<(Client, Joint), Errno> {
+    let Empty { path, file: log, superblock, checkpoint } = empty;
+    let (joint, state_fd) = Joint::make(c"uncopy-log", STATE_BYTES)?;
+    // SAFETY: all fields are atomics, for which any bytes are valid; the caller unmaps after the client is
+    // gone.
+    let state: &'static State = unsafe { joint.as_ref() };
+    let process = u64::from(link::process_of(link).unwrap_or(1));
+    let (serial, epoch, boot) = (checkpoint.serial + 1, checkpoint.epoch + 1, boot());
+    let checkpoint = Checkpoint { serial, epoch, time_ns: clock::wall_ns(), boot, process, ..*checkpoint };
+    let begun = Checkpoints::begin(log.device(), *superblock, checkpoint, state).and_then(|checkpoints| {
+        let (granule, machine) = (u64::from(superblock.granule_bytes), superblock.machine);
+        let welcome = [WELCOME, superblock.log, epoch, superblock.len_bytes, granule, machine];
+        link::send_with(link, &welcome, Some(&state_fd))?;
+        link::send_with(link, &[LOG], Some(log.device().fd))?;
+        Ok(checkpoints)
+    });
+    drop(state_fd);
+    let checkpoints = begun.inspect_err(|_| {
+        // SAFETY: no client was made, so nothing refers to the state any more.
+        unsafe { joint.unmap() };
+    })?;
+    let files = [const { None }; MAX_FILES];
+    let (left, owner) = (Vec::new(), Owner { log: superblock.log, path: path.clone() });
+    let done_at = Instant::now();
+    Ok((Client { state, checkpoints, owner, files, left, given_up: None, waits: false, done_at }, joint))
+}
+
+impl Client {
+    fn held(&self) -> impl Iterator<Item = (usize, &Held)> {
+        self.files.iter().enumerate().filter_map(|(slot, held)| held.as_ref().map(|held| (slot, held)))
+    }
+
+    /// Holds the program's files until the program has ended. Returns whether the program waits for that.
+    fn keep(mut self, link: &OwnFd, bell: &OwnFd, watched: Option<&OwnFd>) -> bool {
+        loop {
+            let timeout_ms = if self.held().next().is_some() { INTERVAL.as_millis() as i32 } else { IDLE_MS };
+            wait::for_any([link, bell].into_iter().chain(watched), timeout_ms);
+            if was_rung(bell) {
+                self.leave_wanted_files();
+            }
+            if !self.handle_requests(link) || watched.is_some_and(wait::is_ready) {
+                break;
+            }
+            if self.done_at.elapsed() >= INTERVAL {
+                self.digest();
+            }
+        }
+        if !self.waits {
+            // A program that still runs must see the end before its files lose their marks.
+            link::shut(link);
+        }
+        let waits = self.waits;
+        self.end();
+        waits
+    }
+
+    /// Answers all waiting requests. Returns false once the connection has ended or is refused.
+    fn handle_requests(&mut self, link: &OwnFd) -> bool {
+        let mut words = [0; MAX_WORDS];
+        loop {
+            let message = match super::receive(link, &mut words) {
+                Err(Errno::EAGAIN) => return true,
+                Err(Errno::EINTR) => continue,
+                Err(errno) => {
+                    // The program falls back to the file system on this answer or on the close.
+                    answer(link, &[REFUSED, errno.0 as u64]);
+                    return false;
+                }
+                Ok(message) if message.words == 0 => return false,
+                Ok(message) => message,
+            };
+            let slot = usize::try_from(words[1]).ok().filter(|slot| message.words >= 2 && *slot < MAX_FILES);
+            let is_delivered = match (words[0], slot, message.fd) {
+                (ADOPT, Some(slot), Some(fd)) if self.files[slot].is_none() => match self.adopt(slot, fd) {
+                    Ok(result) => answer(link, &[ADOPTED, result.err().map_or(0, |errno| errno.0 as u64)]),
+                    Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
+                },
+                (DROP, Some(slot), _) => match self.release(slot, message.words > 2 && words[2] != 0) {
+                    Ok(result) => {
+                        self.drop_file(slot);
+                        answer(link, &[DONE, result.err().map_or(0, |errno| errno.0 as u64)])
+                    }
+                    Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
+                },
+                (REPAIR, Some(slot), _) => {
+                    let result = self.repair(slot);
+                    answer(link, &[DONE, result.err().map_or(0, |errno| errno.0 as u64)])
+                }
+                (CLOSED, Some(slot), _) => {
+                    if let Some(held) = &mut self.files[slot] {
+                        file::release_locks(&held.fd);
+                        held.is_closed = true;
+                    }
+                    answer(link, &[DONE])
+                }
+                (ROOM, ..) => {
+                    self.digest();
+                    answer(link, &[DONE])
+                }
+                (BYE, ..) => {
+                    self.waits = true;
+                    false
+                }
+                (HALF, ..) => {
+                    self.digest();
+                    true
+                }
+                _ => answer(link, &[REFUSED, libc::EPROTO as u64]),
+            };
+            if !is_delivered {
+                return false;
+            }
+        }
+    }
+
+    /// Begins to log a file. The inner result is that of the sync that this includes.
+    fn adopt(&mut self, slot: usize, fd: OwnFd) -> Result<Result<(), Errno>, Errno> {
+        let status = file::status(&fd)?;
+        if !status.is_regular() || status.links != 1 || !mark::is_fit(&fd) {
+            return Err(Errno::EINVAL);
+        }
+        // A recovery writes to marked files, so the program itself must be able to.
+        if !file::is_writable(&fd)? {
+            return Err(Errno(libc::EBADF));
+        }
+        if let Some(failure) = self.given_up {
+            return Err(Errno(failure.errno));
+        }
+        let inode = (status.device, status.inode);
+        if self.held().any(|(_, held)| held.inode == inode) {
+            return Err(Errno::EEXIST);
+        }
+        if self.left.contains(&inode) {
+            // Old records of the file must not be replayed over newer bytes.
+            self.digest();
+        }
+        if self.left.contains(&inode) {
+            return Err(Errno::EAGAIN);
+        }
+        file::take_lease(&fd)?;
+        // Another log's mark: that log may still hold records to replay.
+        let is_free = mark::of(&fd)
+            .is_ok_and(|owner| owner.is_none_or(|owner| owner.log == self.owner.log || !may_have(&owner)));
+        if !is_free {
+            file::end_lease(&fd);
+            return Err(Errno::EEXIST);
+        }
+        let result = file::sync(&fd);
+        if result.is_ok()
+            && let Err(errno) = mark::put(&fd, &self.owner)
+        {
+            // The file has no record yet, so the mark can go.
+            let _ = mark::remove(&fd);
+            file::end_lease(&fd);
+            return Err(errno);
+        }
+        let path = mark::path_of(&fd);
+        let held = Held { fd, path, inode, is_closed: false, trouble: None };
+        self.files[slot] = Some(held);
+        if result.is_err() {
+            self.state.slots[slot].flags.fetch_or(LEFT, AcqRel);
+        }
+        Ok(result)
+    }
+
+    /// Releases a file that has left the log, and frees its slot.
+    fn drop_file(&mut self, slot: usize) {
+        if let Some(held) = self.files[slot].take() {
+            file::end_lease(&held.fd);
+            self.left.push(held.inode);
+        }
+        let FileSlot { flags, error, .. } = &self.state.slots[slot];
+        error.store(0, Release);
+        flags.store(0, Release);
+    }
+
+    /// Takes a file out of the log without the program, which learns of it by its next sync. Returns the sync's
+    /// result.
+    fn leave(&mut self, slot: usize) -> Result<(), Errno> {
+        let Some(held) = &self.files[slot] else { return Ok(()) };
+        let is_closed = held.is_closed;
+        let known = &self.state.slots[slot];
+        let was_left = known.flags.fetch_or(LEFT, AcqRel) & LEFT != 0;
+        // A program reports no more changes of a file that it has closed.
+        let settled = if was_left { Ok(()) } else { self.settle(slot, is_closed) };
+        if let Err(errno) = settled {
+            self.give_up(slot, errno);
+        }
+        if let Some(held) = &self.files[slot] {
+            file::end_lease(&held.fd);
+        }
+        if is_closed {
+            self.drop_file(slot);
+        }
+        settled
+    }
+
+    /// Takes the files out of the log that another process waits to open.
+    fn leave_wanted_files(&mut self) {
+        let wanted: Vec<usize> =
+            self.held().filter(|(_, held)| !file::has_quiet_lease(&held.fd)).map(|(slot, _)| slot).collect();
+        for slot in wanted {
+            // The slot carries the error to the program.
+            let _ = self.leave(slot);
+        }
+    }
+
+    fn is_left(&self, slot: usize) -> bool {
+        self.state.slots[slot].flags.load(Acquire) & LEFT != 0
+    }
+
+    /// Syncs the logged files and retires the records that are in them.
+    fn digest(&mut self) {
+        self.done_at = Instant::now();
+        // Files that were closed, or that were renamed or unlinked.
+        let done: Vec<usize> = self
+            .held()
+            .filter(|(slot, held)| {
+                held.is_closed || !self.is_left(*slot) && mark::path_of(&held.fd) != held.path
+            })
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in done {
+            self.leave_or_retry_later(slot);
+        }
+        let Some(moment) = self.state.moment() else { return };
+        let now_ns = clock::wall_ns();
+        let before = *self.checkpoints.checkpoint();
+        if moment.sequence == before.sequence {
+            self.left.clear();
+            let modified_ns = |(_, held): (usize, &Held)| file::modified_ns(&held.fd).unwrap_or(0);
+            if self.held().map(modified_ns).max().unwrap_or(0) > before.time_ns {
+                let _ = self.checkpoints.beat(now_ns);
+            }
+            return;
+        }
+        let takes_part = |(slot, _): (usize, &Held)| (!self.is_left(slot)).then_some(slot);
+        let slots: Vec<usize> = self.held().filter_map(takes_part).collect();
+        // All files are synced, even after one has failed.
+        let unsure = slots.into_iter().filter(|slot| !self.sync_held(*slot)).count();
+        if self.given_up.is_some() {
+            return;
+        }
+        if unsure == 0 && self.held().all(|(_, held)| held.trouble.is_none()) {
+            if self.checkpoints.retire(moment, now_ns).is_ok() {
+                self.left.clear();
+            }
+        } else {
+            // Advances the time until which the files may have been written to.
+            let _ = self.checkpoints.beat(now_ns);
+        }
+    }
+
+    /// Syncs a logged file. Returns whether the file has all that was written to it before.
+    fn sync_held(&mut self, slot: usize) -> bool {
+        let Some(Held { fd, .. }) = &self.files[slot] else { return true };
+        let flags = || self.state.slots[slot].flags.load(Acquire);
+        let before = flags();
+        let mut result = Ok(());
+        if before & FAILED == 0 {
+            result = file::sync_data(fd);
+        }
+        let after = flags();
+        if before & FAILED == 0 && result.is_ok() && after & FAILED == 0 {
+            // A sync of the program's may have consumed an error of the file.
+            return (before | after) & SYNCING == 0;
+        }
+        self.note_trouble(slot, result.err());
+        self.request_retry(slot);
+        false
+    }
+
+    /// Ends the service after the program has ended: the files leave the log, and the log is emptied.
+    fn end(mut self) {
+        // Other processes may wait for the locks.
+        for (_, held) in self.held() {
+            file::release_locks(&held.fd);
+        }
+        for slot in 0..MAX_FILES {
+            if let Some(held) = &mut self.files[slot] {
+                held.is_closed = true;
+                self.leave_at_the_end(slot);
+            }
+            self.drop_file(slot);
+        }
+        if self.given_up.is_none() {
+            // A log that cannot be marked as empty is left to `uncopy log recover`.
+            let _ = self.checkpoints.end(clock::wall_ns());
+        }
+    }
+}

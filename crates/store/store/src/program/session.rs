@@ -1,0 +1,264 @@
+//! The program's side of its connection to the keeper.
+
+use crate::device::LogFile;
+use crate::layout::{RING_OFFSET, Superblock};
+use crate::lock;
+use crate::log::Log;
+use crate::messages::{BYE, HALF, HELLO, LOG, NOT_NOW, PROTOCOL, ROOM, WELCOME};
+use crate::state::{FileSlot, OWN_BYTES, STATE_BYTES, State};
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::Mutex;
+use uncopy_sys::descriptor::{OwnFd, OwnRef, OwnSlot, ProgramFd};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::fd::duplicate_high;
+use uncopy_sys::link::{self, MAX_WORDS};
+use uncopy_sys::mem::Joint;
+use uncopy_sys::{clock, mem, wait};
+
+/// Longest wait for an answer, milliseconds. The program waits while the keeper syncs large files to a slow
+/// disk.
+const MAX_WAIT_MS: u64 = 60_000;
+
+/// Delay after which an ending process says what it waits for, milliseconds.
+const SILENCE_MS: u64 = 1000;
+
+type Words = [u64; MAX_WORDS];
+
+/// The log that this process appends to, and its connection to the keeper.
+#[derive(Debug)]
+pub struct Session {
+    link: OwnRef,
+    /// Descriptor of the log; empty after [`Session::detach`].
+    log_file: OwnSlot,
+    /// State that program and keeper share; it lies in `memory`.
+    pub state: &'static State,
+    memory: Joint,
+    /// The log, open for appending.
+    pub log: Log<'static, LogFile>,
+    asking: Mutex<()>,
+    /// Inodes of files that left the log (device, number), each with the log's head behind its last record.
+    departed: Mutex<Vec<((u64, u64), u64)>>,
+    has_ended: AtomicBool,
+    /// Tail of the log when the keeper was last told that the log is half full.
+    reported_tail: AtomicU64,
+}
+
+/// Reason why there is no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSession {
+    /// The log is not ready yet.
+    Later,
+    /// No log will be available.
+    Never(Errno),
+}
+
+/// Connects to the keeper's socket at `path`. The descriptor has a high number.
+///
+/// # Errors
+/// The error of the connection; EMFILE if no high descriptor is free.
+pub fn connect(path: &CStr) -> Result<OwnFd, Errno> {
+    duplicate_high(&link::connect(path)?).ok_or(Errno(libc::EMFILE))
+}
+
+fn receive(link: OwnRef) -> Result<(Words, Option<OwnFd>), Errno> {
+    let mut words = [0; MAX_WORDS];
+    let since_ms = clock::now_ms();
+    loop {
+        match link::receive(link, &mut words) {
+            Err(Errno::EAGAIN) if clock::now_ms() - since_ms < MAX_WAIT_MS => {
+                wait::for_any([link].into_iter(), 1000);
+            }
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(message) if message.words == 0 => return Err(Errno(libc::EPIPE)),
+            Ok(message) => return Ok((words, message.fd)),
+        }
+    }
+}
+
+/// Receives a message with a descriptor, which is moved to a high number, and the first word `first`.
+fn receive_with(link: OwnRef, first: u64) -> Result<(Words, OwnFd), NoSession> {
+    let (words, message) = receive(link).map_err(NoSession::Never)?;
+    let Some(message) = message else {
+        let is_later = words[0] == NOT_NOW && words[1] == 0;
+        return Err(if is_later { NoSession::Later } else { NoSession::Never(Errno(words[1] as i32)) });
+    };
+    match duplicate_high(&message) {
+        Some(fd) if words[0] == first => Ok((words, fd)),
+        Some(_) => Err(NoSession::Never(Errno(libc::EPROTO))),
+        None => Err(NoSession::Never(Errno(libc::EMFILE))),
+    }
+}
+
+impl Session {
+    /// Asks the keeper for a log.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn begin(link: OwnRef) -> Result<Self, NoSession> {
+        link::send(link, &[HELLO, PROTOCOL]).map_err(NoSession::Never)?;
+        let (words, state_fd) = receive_with(link, WELCOME)?;
+        let joint = Joint::map(&state_fd, STATE_BYTES).map_err(NoSession::Never)?;
+        drop(state_fd);
+        // SAFETY: all fields are atomics, for which any bytes are valid; the mapping is never unmapped.
+        let state: &'static State = unsafe { joint.as_ref() };
+        let [_, log, epoch, len_bytes, granule_bytes, machine, ..] = words;
+        let granule_bytes = granule_bytes as u32;
+        let is_possible = (512..=4096).contains(&granule_bytes) && granule_bytes.is_power_of_two();
+        if !is_possible || len_bytes <= RING_OFFSET {
+            return Err(NoSession::Never(Errno(libc::EPROTO)));
+        }
+        let (_, log_fd) = receive_with(link, LOG)?;
+        let superblock = Superblock { log, len_bytes, granule_bytes, machine };
+        let device = LogFile { fd: log_fd.reference(), granule_bytes: granule_bytes as usize };
+        let log = Log::attach(device, superblock, epoch, state).map_err(NoSession::Never)?;
+        let log_file = OwnSlot::empty();
+        drop(log_file.replace(Some(log_fd)));
+        Ok(Self {
+            link,
+            log_file,
+            state,
+            memory: joint,
+            log,
+            asking: Mutex::new(()),
+            departed: Mutex::new(Vec::new()),
+            has_ended: AtomicBool::new(false),
+            reported_tail: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// Returns the slot of the log's descriptor.
+    #[must_use]
+    pub const fn log_file(&self) -> &OwnSlot {
+        &self.log_file
+    }
+
+    /// Returns whether the keeper has ended. This makes a system call.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        if !self.has_ended.load(Acquire) && !link::is_open(self.link) {
+            self.end();
+        }
+        self.has_ended.load(Acquire)
+    }
+
+    fn end(&self) {
+        self.has_ended.store(true, Release);
+    }
+
+    /// Ends the session when the process ends, and waits until the keeper has synced all files and uses neither
+    /// them nor the log. No file is logged from then on.
+    pub fn end_and_wait(&self) {
+        self.end();
+        if link::send(self.link, &[BYE]).is_err() {
+            return;
+        }
+        let since_ms = clock::now_ms();
+        let (mut words, mut is_reported) = ([0; MAX_WORDS], false);
+        loop {
+            match link::receive(self.link, &mut words) {
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                // The answer to another thread's question.
+                Ok(message) if message.words > 0 => continue,
+                _ => return,
+            }
+            let waited_ms = clock::now_ms() - since_ms;
+            if waited_ms >= MAX_WAIT_MS {
+                return;
+            }
+            if waited_ms >= SILENCE_MS && !is_reported {
+                is_reported = true;
+                mem::say(format_args!("uncopy: waiting until the files of the log are synced\n"));
+            }
+            wait::for_any([self.link].into_iter(), 100);
+        }
+    }
+
+    /// Detaches from the keeper for good: closes the log and stops sharing the state, but not the connection.
+    pub fn detach(&self) {
+        let _asking = lock(&self.asking);
+        self.end();
+        drop(self.log_file.take());
+        self.memory.part();
+    }
+
+    /// Stops sharing the state in a child of the session's process, but for the slots, in which the child
+    /// reports its writes.
+    pub fn detach_in_child(&self) {
+        self.memory.part_with(OWN_BYTES);
+    }
+
+    /// Stops sharing the slots, too, in a child of the session's process.
+    pub fn detach_from_child(&self) {
+        self.memory.part();
+    }
+
+    /// Asks the keeper and waits for the answer.
+    ///
+    /// # Errors
+    /// EPIPE if the keeper has ended; an error of the connection, which ends the session.
+    pub fn ask(&self, words: &[u64]) -> Result<Words, Errno> {
+        self.ask_of(words, None)
+    }
+
+    /// Asks the keeper with a file of the program's, as [`Session::ask`].
+    ///
+    /// # Errors
+    /// The errors of [`Session::ask`].
+    pub fn ask_of(&self, words: &[u64], file: Option<ProgramFd>) -> Result<Words, Errno> {
+        let _asking = lock(&self.asking);
+        if self.has_ended.load(Acquire) {
+            return Err(Errno(libc::EPIPE));
+        }
+        let answer = link::send_with(self.link, words, file).and_then(|()| receive(self.link));
+        match answer {
+            Ok((words, _)) => Ok(words),
+            Err(errno) => {
+                self.end();
+                Err(errno)
+            }
+        }
+    }
+
+    /// Tells the keeper that the log is half full, once until its tail moves.
+    pub fn tell_if_half_full(&self) {
+        let tail = self.state.tail();
+        if self.log.used_bytes() > self.log.ring_bytes() / 2 && self.reported_tail.swap(tail, Relaxed) != tail
+        {
+            // Without this message the keeper syncs the files within a second anyway.
+            if let Ok(_asking) = self.asking.try_lock()
+                && !self.has_ended.load(Acquire)
+            {
+                let _ = link::send(self.link, &[HALF]);
+            }
+        }
+    }
+
+    /// Notes that a file has left the log; its records may still be there.
+    pub fn note_departed(&self, inode: (u64, u64)) {
+        let mut departed = lock(&self.departed);
+        let (head, tail) = (self.state.moment().map_or(u64::MAX, |moment| moment.head), self.state.tail());
+        departed.retain(|(_, behind)| *behind > tail);
+        departed.push((inode, head));
+    }
+
+    /// Waits until the log has no record of an unlogged file that is about to move where no recovery finds it.
+    pub fn forget(&self, inode: (u64, u64)) {
+        let tail = self.state.tail();
+        let mut departed = lock(&self.departed);
+        let has_records = departed.iter().any(|(other, behind)| *other == inode && *behind > tail);
+        departed.retain(|(_, behind)| *behind > tail);
+        drop(departed);
+        if has_records {
+            // If the keeper cannot retire them, a recovery reports the file as not found.
+            let _ = self.ask(&[ROOM]);
+        }
+    }
+
+    /// Returns the shared state of a slot.
+    #[must_use]
+    pub fn slot(&self, slot: usize) -> &'static FileSlot {
+        &self.state.slots[slot]
+    }
+}

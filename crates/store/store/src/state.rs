@@ -1,0 +1,122 @@
+//! State that a program and its keeper share in memory that both write.
+//!
+//! All fields are atomic. Neither side trusts the other's fields further than files of the same user: a keeper
+//! that is wrong about a file can only sync it too often or not at all.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
+};
+
+/// Offset of the slots, bytes. Children of the program do not share what lies before it.
+pub const OWN_BYTES: usize = 4 << 10;
+/// Maximum number of logged files of a program.
+pub const MAX_FILES: usize = 64;
+/// Length of the shared memory, bytes.
+pub const STATE_BYTES: usize = 16 << 10;
+
+/// The program may not rely on the file's records: others synced the file, or may write to it.
+pub const LEFT: u32 = 1;
+/// A process forked by the program may write to the file.
+pub const TOUCHED: u32 = 1 << 1;
+/// The keeper holds the file.
+pub const HELD: u32 = 1 << 2;
+
+/// A sync by the file system has failed: the file may lack bytes of its records.
+pub const FAILED: u32 = 1 << 3;
+/// The program has written to the file, or is writing to it, without a record yet.
+pub const UNSYNCED: u32 = 1 << 4;
+/// A retry of a failed file is due, during which the program lets no thread write to it.
+pub const DUE: u32 = 1 << 5;
+/// The program is syncing the file by the file system: an error of that is not reported to the keeper (once per
+/// open file).
+pub const SYNCING: u32 = 1 << 6;
+
+/// A position in a log: all records before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// Position of the next record: bytes from the ring's beginning, not wrapped.
+    pub head: u64,
+    /// Sequence number of the next record.
+    pub sequence: u64,
+}
+
+/// Shared state of a logged file.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct FileSlot {
+    /// Flags, such as [`LEFT`], [`TOUCHED`] and [`HELD`].
+    pub flags: AtomicU32,
+    /// Error number of the keeper's last sync, for the program's next one; 0: none.
+    pub error: AtomicU32,
+}
+
+/// The shared memory of a program and its keeper.
+#[repr(C)]
+#[derive(Debug)]
+pub struct State {
+    /// Sequence lock of `head` and `sequence`: odd during a change.
+    version: AtomicU64,
+    head: AtomicU64,
+    sequence: AtomicU64,
+    /// End of the retired records; written by the keeper.
+    tail: AtomicU64,
+    /// Padding up to the next page.
+    unused: [AtomicU64; OWN_BYTES / 8 - 4],
+    /// Slots of the logged files.
+    pub slots: [FileSlot; MAX_FILES],
+}
+
+const _: () = assert!(size_of::<State>() <= STATE_BYTES);
+const _: () = assert!(core::mem::offset_of!(State, slots) == OWN_BYTES);
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            version: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            sequence: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+            unused: [const { AtomicU64::new(0) }; OWN_BYTES / 8 - 4],
+            slots: core::array::from_fn(|_| FileSlot::default()),
+        }
+    }
+}
+
+impl State {
+    /// Publishes the moment before which all records are written. Only one thread may call this at a time.
+    pub fn set_moment(&self, moment: Moment) {
+        let version = self.version.load(Relaxed);
+        self.version.store(version | 1, Relaxed);
+        fence(Release);
+        self.head.store(moment.head, Relaxed);
+        self.sequence.store(moment.sequence, Relaxed);
+        self.version.store((version | 1) + 1, Release);
+    }
+
+    /// Returns the moment published last; `None`: a change is in progress, which takes no time unless the
+    /// writer died.
+    #[must_use]
+    pub fn moment(&self) -> Option<Moment> {
+        for _ in 0..1000 {
+            let version = self.version.load(Acquire);
+            let moment = Moment { head: self.head.load(Relaxed), sequence: self.sequence.load(Relaxed) };
+            fence(Acquire);
+            if version.is_multiple_of(2) && self.version.load(Relaxed) == version {
+                return Some(moment);
+            }
+            core::hint::spin_loop();
+        }
+        None
+    }
+
+    /// Returns the end of the retired records.
+    #[must_use]
+    pub fn tail(&self) -> u64 {
+        self.tail.load(Acquire)
+    }
+
+    /// Sets the end of the retired records.
+    pub fn set_tail(&self, tail: u64) {
+        self.tail.store(tail, Release);
+    }
+}

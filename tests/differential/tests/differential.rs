@@ -1,0 +1,195 @@
+//! A bounded share of `make machine` and its variants, and every program that has ever failed.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use uncopy_core::stats::Counter;
+use uncopy_differential::drive::{Outcome, Plan, drive};
+use uncopy_differential::program::{Kind, Program};
+use uncopy_differential::trial::{Subject, Trial};
+use uncopy_differential::{files, generator};
+use uncopy_tests::artifacts::skipped;
+use uncopy_tests::launch::Mode;
+use uncopy_tests::random::test_size;
+use uncopy_tests::scratch::Scratch;
+
+const MACHINE: &str = env!("CARGO_BIN_EXE_differential");
+
+/// Operations of one program of files.
+const FILE_OPERATIONS: usize = 800;
+
+/// Number of operations of a share.
+fn operations() -> u64 {
+    15_000 * test_size()
+}
+
+fn plan(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
+    plan_with_mates(seed, operations, modes, 0)
+}
+
+/// Runs a share whose streams go to mates, by lanes.
+fn plan_with_mates(seed: u64, operations: u64, modes: &[Mode], mates: usize) -> Outcome {
+    carry_out(&Plan { seed, operations, modes: modes.to_vec(), mates, ..share() })
+}
+
+/// Parameters common to all shares.
+fn share() -> Plan {
+    Plan {
+        seed: 1,
+        operations: 0,
+        length: 10_000,
+        jobs: 2,
+        time: Duration::from_secs(150),
+        modes: vec![Mode::Always],
+        mates: 0,
+        of_files: false,
+        machine: PathBuf::from(MACHINE),
+        failures: Path::new(env!("CARGO_TARGET_TMPDIR")).join("differential-failures"),
+        shrink_time: Duration::from_secs(30),
+        max_failures: 1,
+    }
+}
+
+fn carry_out(plan: &Plan) -> Outcome {
+    let outcome = drive(plan);
+    println!("seeds from {} on\n{}", plan.seed, outcome.sum);
+    assert!(
+        outcome.failures.is_empty(),
+        "seeds from {} on, {:?}: differences; the programs are in {:?}",
+        plan.seed,
+        plan.modes,
+        outcome.failures
+    );
+    outcome
+}
+
+/// Returns a seed that was not tried before.
+fn fresh_seed() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs() << 20
+}
+
+/// Whether files can take part in a log on this file system; prints that the test is skipped if not.
+fn can_log(test: &str) -> bool {
+    let scratch = Scratch::on_disk("fit");
+    let is_fit = files::trial::is_fit(scratch.path());
+    if !is_fit {
+        eprintln!("skipped: {test}: {} lies on a file system without logs", scratch.path().display());
+    }
+    is_fit && !skipped()
+}
+
+/// Runs a share of programs of files.
+fn share_of_files(seed: u64, operations: u64) -> Outcome {
+    carry_out(&Plan { seed, operations, length: FILE_OPERATIONS, of_files: true, ..share() })
+}
+
+#[test]
+fn every_kind_of_operation_comes_up() {
+    let of_memory = (0..40).map(|seed| generator::generate(seed, 1000));
+    let of_files = (0..40).map(|seed| files::generator::generate(seed, 1000));
+    let mut seen = [false; Kind::ALL.len()];
+    for operation in of_memory.chain(of_files).flat_map(|program| program.operations) {
+        seen[operation.kind as usize] = true;
+    }
+    let missing: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| !seen[*kind as usize]).collect();
+    assert_eq!(missing, []);
+}
+
+#[test]
+fn known_programs_make_no_difference() {
+    let sum = plan(1, operations(), &[Mode::Always]).sum;
+    for counter in [
+        Counter::ElidedBytes,
+        Counter::InputBytes,
+        Counter::OutputBytes,
+        Counter::Faults,
+        Counter::LentBytes,
+        Counter::DroppedBytes,
+    ] {
+        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
+    }
+}
+
+#[test]
+fn known_programs_make_no_difference_with_the_default_policy() {
+    plan(1, operations() / 3, &[Mode::Sliced]);
+}
+
+#[test]
+fn known_programs_make_no_difference_while_they_are_recorded_and_sampled() {
+    let sum = plan(1, operations() / 6, &[Mode::Recorded]).sum;
+    for counter in [Counter::ElidedBytes, Counter::InputBytes, Counter::Faults] {
+        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was sampled");
+    }
+}
+
+#[test]
+fn new_programs_make_no_difference() {
+    plan(fresh_seed(), operations() / 3, &[Mode::Always]);
+}
+
+#[test]
+fn programs_whose_streams_are_lanes_make_no_difference() {
+    let sum = plan_with_mates(1, operations() / 3, &[Mode::Always, Mode::Auto], 2).sum;
+    for counter in [Counter::Lanes, Counter::LaneReceivedBytes, Counter::LaneSentBytes, Counter::ElidedBytes]
+    {
+        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
+    }
+}
+
+#[test]
+fn programs_of_files_make_no_difference_with_a_log() {
+    if can_log("programs of files") {
+        let sum = share_of_files(1, operations() / 25).sum;
+        for counter in [Counter::LogSyncs, Counter::LogBytes] {
+            assert!(sum.counter(counter) > 0, "{counter:?} is zero: no log took part");
+        }
+    }
+}
+
+#[test]
+fn new_programs_of_files_make_no_difference_with_a_log() {
+    if can_log("new programs of files") {
+        // At least eight programs: in one of ten, no file is synced often enough to take part in a log.
+        let sum = share_of_files(fresh_seed(), (operations() / 50).max(8 * FILE_OPERATIONS as u64)).sum;
+        assert!(sum.counter(Counter::LogSyncs) > 0, "no log took part");
+    }
+}
+
+#[test]
+fn programs_of_files_that_failed_once_do_not_fail_again() {
+    if !can_log("programs of files that failed once") {
+        return;
+    }
+    let trial = Trial::new(MACHINE, Mode::Always).of_files(Some(uncopy_differential::files::trial::run));
+    let programs = each_of("corpus-files", |path, program| {
+        let report = trial.run(Subject::Program(program));
+        assert!(report.failure.is_none(), "{}: {:?}", path.display(), report.failure);
+    });
+    assert!(programs > 0, "corpus-files is empty");
+}
+
+/// Calls `work` for each program of a directory and returns the number of programs.
+fn each_of(directory: &str, mut work: impl FnMut(&Path, &Program)) -> usize {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
+    let mut programs = 0;
+    for entry in corpus.read_dir().expect("the corpus") {
+        let path = entry.expect("an entry").path();
+        let text = std::fs::read_to_string(&path).expect("readable");
+        let program = Program::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        work(&path, &program);
+        programs += 1;
+    }
+    programs
+}
+
+#[test]
+fn programs_that_failed_once_do_not_fail_again() {
+    let programs = each_of("corpus", |path, program| {
+        for mode in Mode::BOTH {
+            let report = Trial::new(MACHINE, mode).run(Subject::Program(program));
+            assert!(report.failure.is_none(), "{} ({mode:?}): {:?}", path.display(), report.failure);
+        }
+    });
+    assert!(programs > 0, "the corpus is empty");
+}

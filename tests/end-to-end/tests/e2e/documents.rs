@@ -1,0 +1,101 @@
+//! Every JSON document has its version in the same field, with the value that the reference lists.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use uncopy_tests::artifacts::{bin_dir, skipped};
+use uncopy_tests::service::Service;
+use uncopy_tests::{Program, Scratch};
+
+const CHAINS: &str = env!("CARGO_BIN_EXE_chains");
+const REFERENCE: &str = include_str!("../../../../docs/reference.md");
+
+fn uncopy(scratch: &Scratch, arguments: &[&str]) -> Program {
+    Program::new(bin_dir().join("uncopy")).args(arguments).env("XDG_CACHE_HOME", scratch.path())
+}
+
+/// Returns the command's standard output, or its standard error if there is none.
+fn told(scratch: &Scratch, arguments: &[&str]) -> Vec<u8> {
+    let done = uncopy(scratch, arguments).start(scratch, "uncopy").finish(Duration::from_secs(120));
+    if done.output.is_empty() { done.errors.into_bytes() } else { done.output }
+}
+
+/// Expects the document to have the version that the reference lists.
+fn expect_schema(document: &str, bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let value: Value =
+        serde_json::from_slice(bytes).unwrap_or_else(|why| panic!("{document}: {why}: {text}"));
+    let row = REFERENCE.lines().find(|line| line.starts_with(&format!("| {document} |")));
+    let row = row.unwrap_or_else(|| panic!("the reference does not list {document}"));
+    let written = row.split('|').nth(2).expect("a column").trim();
+    assert_eq!(value["schema"].to_string(), written, "{document}: {text}");
+}
+
+/// Returns the commands whose help lists `--json`, as typed.
+fn commands_with_json() -> BTreeSet<String> {
+    let help = |words: &[&str]| {
+        let shown =
+            Command::new(bin_dir().join("uncopy")).args(words).arg("--help").output().expect("started");
+        String::from_utf8(shown.stdout).expect("text")
+    };
+    let below = |help: &str| -> Vec<String> {
+        let commands =
+            help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+        let words = commands.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        words.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+    };
+    let mut found = BTreeSet::new();
+    for command in below(&help(&[])) {
+        let text = help(&[&command]);
+        if text.contains("--json") && below(&text).is_empty() {
+            found.insert(command);
+            continue;
+        }
+        for word in below(&text).iter().filter(|word| *word != "help") {
+            if help(&[&command, word]).contains("--json") {
+                found.insert(format!("{command} {word}"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_document_says_its_version() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("documents");
+    let file = |name: &str| scratch.join(name).to_str().expect("UTF-8").to_owned();
+    let read = |name: &str| std::fs::read(scratch.join(name)).expect("written");
+
+    let tested = ["doctor", "log ls", "net ls", "net stats", "ps", "report"];
+    assert_eq!(commands_with_json(), tested.map(str::to_owned).into());
+
+    expect_schema("`ps`", &told(&scratch, &["ps", "--json"]));
+    expect_schema("`doctor`", &told(&scratch, &["doctor", "--json"]));
+    expect_schema("`doctor --calibrate`", &told(&scratch, &["doctor", "--calibrate", "--json"]));
+    expect_schema("`log ls`", &told(&scratch, &["log", "ls", "--json", &file("")]));
+    // The document is on standard error: standard output belongs to the command.
+    let bench = Program::new(bin_dir().join("uncopy-bench")).args(["load", "--json", "--", "/bin/true"]);
+    let done = bench.start(&scratch, "uncopy-bench").finish(Duration::from_secs(120));
+    expect_schema("`uncopy-bench`", done.errors.as_bytes());
+
+    let (explained, stats) = (file("explained.json"), file("stats.json"));
+    let (expected, profile) = (file("expected"), file("profile.json"));
+    let run = ["run", "--explain", &explained, "--stats", &stats, "--", CHAINS, &expected, "only"];
+    let _ = told(&scratch, &run);
+    expect_schema("`run --explain`", &read("explained.json"));
+    expect_schema("`stats`", &read("stats.json"));
+
+    let _ = told(&scratch, &["profile", "-o", &profile, "--", CHAINS, &expected, "only"]);
+    expect_schema("`report`", &read("profile.json"));
+    expect_schema("`report`", &told(&scratch, &["report", "--json", &profile]));
+    expect_schema("`report --diff`", &told(&scratch, &["report", "--json", "--diff", &profile, &profile]));
+
+    let service = Service::start(&scratch, &[]);
+    expect_schema("`net ls`, `net stats`", service.document("ls").to_string().as_bytes());
+    expect_schema("`net ls`, `net stats`", service.document("stats").to_string().as_bytes());
+}

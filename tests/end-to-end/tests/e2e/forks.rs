@@ -1,0 +1,72 @@
+//! Children of a process whose buffers hold received data.
+
+use std::path::Path;
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::artifacts::skipped;
+use uncopy_tests::programs::compiled;
+use uncopy_tests::random::bytes;
+use uncopy_tests::{Mode, Program, Scratch};
+
+uncopy_tests::scenarios! { "forks":
+    child_overwrites_what_parent_keeps => [ElidedBytes, InputBytes, OutputBytes],
+    bare_fork => [ElidedBytes, InputBytes],
+    forks_by_number => [ElidedBytes, InputBytes],
+    forks_by_number_among_threads => [ElidedBytes, InputBytes],
+    clones_with_memory_of_their_own => [ElidedBytes, InputBytes],
+    generations => [ElidedBytes, InputBytes],
+    daemon => [ElidedBytes, InputBytes],
+    fork_among_threads => [ElidedBytes, InputBytes, OutputBytes],
+    other_programs => [ElidedBytes, InputBytes],
+    child_that_shares_memory => [ElidedBytes, InputBytes],
+    fork_handlers_touch_buffers => [ElidedBytes, InputBytes],
+    first_thread_ends_early => [ElidedBytes, InputBytes],
+    ways_to_end => [ElidedBytes, InputBytes],
+}
+
+/// Some thread is nearly always inside malloc when another one forks.
+#[test]
+fn handlers_on_top_of_malloc_copy_while_another_thread_forks() {
+    let scratch = Scratch::new("mallocfork");
+    let program = Program::new(compiled(&scratch, "mallocfork", &[])).directory(scratch.path());
+    let plain = program.clone().run(&scratch, "plain").expect_success();
+    for mode in Mode::EVERY {
+        let done = program.clone().mode(mode).run(&scratch, "preloaded").expect_success();
+        assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
+        let _ = done.expect_counters(&[Counter::ElidedBytes, Counter::InputBytes, Counter::Faults]);
+    }
+}
+
+/// Runs `passed_on` on an input of `len_bytes`, and returns how many bytes were received into segments.
+fn segments_of(passed_on: &Path, who: &str, len_bytes: usize, first_bytes: Option<&str>) -> u64 {
+    let scratch = Scratch::new("early-input");
+    let file = scratch.join("input");
+    let content = bytes(7, len_bytes);
+    std::fs::write(&file, &content).expect("file");
+    let mut program =
+        Program::new(passed_on).args([who]).input(&file).mode(Mode::Default).env("UNCOPY_HEAP", "on");
+    if let Some(first_bytes) = first_bytes {
+        program = program.env("UNCOPY_BEGIN_AFTER", first_bytes);
+    }
+    let done = program.run(&scratch, "passed-on").expect_success();
+    assert!(done.output == content, "{who} passed on something else");
+    done.counters.map_or(0, |counters| counters.get(Counter::InputBytes))
+}
+
+#[test]
+fn eliding_begins_once_a_process_has_received_some_mebibytes_or_accepts_connections() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("early");
+    let passed_on = compiled(&scratch, "passed_on", &[]);
+    let segments = |who, len_bytes, first_bytes| segments_of(&passed_on, who, len_bytes, first_bytes);
+    for who in ["own", "forked"] {
+        assert_eq!(segments(who, 8 << 20, None), 0, "{who}");
+        assert_eq!(segments(who, 3 << 20, Some("4M")), 0, "{who}");
+        assert!(segments(who, 6 << 20, Some("4M")) > 0, "{who}");
+        assert!(segments(who, 1 << 20, Some("0")) > 0, "{who}");
+    }
+    assert!(segments("accepting", 1 << 20, None) > 0);
+    assert_eq!(segments("forked-by-accepting", 1 << 20, None), 0);
+}

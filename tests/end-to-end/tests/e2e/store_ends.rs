@@ -1,0 +1,21 @@
+//! After a program with a log has ended, its files and its log are not in use. The test needs root
+//! to mount, and is skipped otherwise.
+
+use uncopy_tests::artifacts::skipped;
+use uncopy_tests::lives::{can_mount, run_script};
+
+fn ends(what: &str) {
+    if !skipped() && can_mount(what) {
+        run_script(&["log_ends.sh", "failing.py"], what, &[what]);
+    }
+}
+
+#[test]
+fn a_file_system_can_be_unmounted_once_its_program_has_ended() {
+    ends("exits");
+}
+
+#[test]
+fn log_wait_waits_for_the_keeper_of_a_program_that_was_killed() {
+    ends("killed");
+}
