@@ -78,7 +78,15 @@ fn veth() -> Far {
         ip(&format!("address add {address}/{bits} dev near"));
     }
     ip("link set near up");
+    // Until the kernel has run its work for the carrier (net/core/link_watch.c), it drops what the far device sends.
+    far.run(|| common::wait_until("the far device is up", || is_up("far")));
     far
+}
+
+/// True if the device's operational state is up (RFC 2863).
+fn is_up(device: &str) -> bool {
+    let shown = Command::new("ip").args(["link", "show", device]).output().expect("iproute2 is there");
+    String::from_utf8_lossy(&shown.stdout).contains("state UP")
 }
 
 fn own() -> [(IpAddr, u8); 2] {
@@ -103,10 +111,25 @@ fn address(of: &str, port: u16) -> SocketAddr {
 }
 
 /// Returns the first result of `wanted` for a received packet.
-fn receive<T>(link: &mut Xdp, mut wanted: impl FnMut(&[u8]) -> Option<T>) -> T {
+fn receive<T>(link: &mut Xdp, wanted: impl FnMut(&[u8]) -> Option<T>) -> T {
+    request(link, |_| {}, wanted)
+}
+
+/// Sends by `send` now and every second, as an Ethernet may lose packets, until `wanted` has a result for a received
+/// packet. Returns that result.
+fn request<T>(
+    link: &mut Xdp,
+    mut send: impl FnMut(&mut Xdp),
+    mut wanted: impl FnMut(&[u8]) -> Option<T>,
+) -> T {
     let until = Instant::now() + LIMIT;
+    let mut send_at = Instant::now();
     let mut room = vec![0; MAX_PACKET_BYTES];
     loop {
+        if Instant::now() >= send_at {
+            send(link);
+            send_at += Duration::from_secs(1);
+        }
         while let Some(len) = link.receive(&mut room).expect("receives") {
             if let Some(found) = wanted(&room[..len]) {
                 return found;
@@ -178,8 +201,11 @@ fn a_neighbour_is_found_and_what_waited_for_it_is_answered() {
                 let (mut packet, kind) = echo_request(family, &body);
                 let at = [20, 40][family];
                 let (header, payload) = packet.split_at_mut(at);
-                assert!(link.send(header, &[IoSlice::new(payload)], 0).expect("sends"));
-                let answer = receive(&mut link, |packet| packet.ends_with(&body).then(|| packet.to_vec()));
+                let answer = request(
+                    &mut link,
+                    |link| assert!(link.send(header, &[IoSlice::new(payload)], 0).expect("sends")),
+                    |packet| packet.ends_with(&body).then(|| packet.to_vec()),
+                );
                 assert_eq!((answer[at], &answer[at + 4..at + 8]), (kind, &[1, 2, 3, 4][..]));
                 assert_eq!(verdict(&answer, false), Verdict::Sound);
             }
