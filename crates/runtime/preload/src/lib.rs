@@ -5,10 +5,6 @@
 //!
 //! | module | hooks |
 //! |---|---|
-//! | [`memory`] | memcpy, memmove, mempcpy, bcopy and their FORTIFY variants |
-//! | [`allocation`] | malloc and its family |
-//! | [`families`] | functions of other allocators beside it; free_sized, `__libc_free` and their like |
-//! | [`first`] | none: functions of malloc's family ahead of this library's, and alternative names |
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
 //! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
@@ -19,8 +15,6 @@
 //! | [`loading`] | dlopen, dlclose |
 //! | [`limits`] | calls that restrict the process: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
-//! | [`executing`] | exec and its family, posix_spawn, system, popen |
-//! | [`successor`] | none: the environment of the next program |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
@@ -28,6 +22,8 @@
 //! | [`sockets`] | ioctl and setsockopt, where they matter to lanes, files or a service of TCP |
 //! | [`start`] | none: actions when the library is loaded |
 //! | [`exit`] | none: actions at the end of the process |
+//! | [`uncopy_memory_hooks`] | memcpy, malloc and their families |
+//! | [`uncopy_exec_hooks`] | exec and its family, posix_spawn, system, popen |
 //! | [`uncopy_store_hooks`] | open, fsync and their families, and other changes of files, for `--log` |
 //! | [`uncopy_net_hooks`] | bind, listen, connect, accept and their like, for `--net` |
 //! | [`uncopy_lanes_hooks`] | none: receives and sends on lanes |
@@ -45,18 +41,13 @@
 )]
 #![allow(missing_docs, reason = "as above")]
 
-mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
 mod credentials;
-mod executing;
 mod exit;
-mod families;
-mod first;
 mod limits;
 mod loading;
 mod mapping;
-mod memory;
 mod messages;
 mod namespaces;
 mod passing;
@@ -69,10 +60,11 @@ mod signals;
 mod sockets;
 mod start;
 mod stdio;
-mod successor;
 mod writing;
 
+use uncopy_exec_hooks as exec;
 use uncopy_lanes_hooks as lanes;
+use uncopy_memory_hooks as memory;
 use uncopy_net_hooks as net;
 use uncopy_store_hooks as files;
 

@@ -65,7 +65,7 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
         libc::SYS_mlockall => before_lock(),
         // SAFETY: the program's own arguments of that system call, as `before_call` requires.
         libc::SYS_execve | libc::SYS_execveat => unsafe {
-            crate::executing::before_call(number, [a, b, c, d, e]);
+            crate::exec::before_call(number, [a, b, c, d, e]);
         },
         // Transfers by io_uring cannot be observed.
         libc::SYS_io_uring_setup => {

@@ -2,7 +2,7 @@
 //! addresses become invalid. An object opened with RTLD_DEEPBIND calls libc's functions directly, and may be given
 //! blocks to free.
 
-use crate::families;
+use crate::memory::families;
 use core::ffi::{c_char, c_int, c_void};
 use uncopy_interpose::slots;
 

@@ -23,8 +23,6 @@ const LANES_PART: usize = 4;
 
 fn fill_slots() {
     crate::memory::fill();
-    crate::allocation::fill();
-    crate::first::fill();
     crate::reading::fill();
     crate::writing::fill();
     crate::stdio::fill();
@@ -42,7 +40,7 @@ fn fill_slots() {
     crate::net::fill();
     crate::net::fill_polls();
     crate::files::fill();
-    crate::executing::fill();
+    crate::exec::fill();
     #[cfg(target_arch = "x86_64")]
     crate::signals::fill();
 }
@@ -64,7 +62,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     #[cfg(feature = "inject")]
     uncopy_sys::inject::begin();
     uncopy_sys::owner::own_process();
-    if let Some(memmove) = crate::memory::MEMMOVE.get() {
+    if let Some(memmove) = crate::memory::memcpy::MEMMOVE.get() {
         // SAFETY: the function is libc's memmove.
         unsafe { bytes::set_memmove(memmove) };
     }
@@ -97,7 +95,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         options.uffd_fd = uffd::open_device().map(OwnFd::leave_open);
     }
     if options.heap != Heap::Off && !options.off {
-        crate::families::begin();
+        crate::memory::families::begin();
     }
     // SAFETY: ld.so passes a null-terminated array, which nobody changes before `start` returns.
     if options.heap == Heap::Auto && unsafe { asks_for_huge_pages(environment) } {

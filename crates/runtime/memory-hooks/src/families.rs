@@ -14,8 +14,8 @@
 //! object loaded later with RTLD_DEEPBIND calls libc's `free` directly: then libc's symbol table is redirected to
 //! the hooks.
 
-use crate::allocation;
 use crate::first::{self, FREE_ALIGNED_SIZED, FREE_SIZED, LIBC_FREE, LIBC_REALLOC};
+use crate::malloc;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use uncopy_core::allocators::{Standing, family, standing};
@@ -83,7 +83,7 @@ mod kinds {
     fn room(pointer: usize) -> Option<usize> {
         // Both conditions are rare, and cheap to check.
         if is_in_heap(pointer) || gate::FREE_LOOKS.load(Relaxed) {
-            allocation::own_room(pointer as _)
+            malloc::own_room(pointer as _)
         } else {
             None
         }
@@ -93,7 +93,7 @@ mod kinds {
     unsafe fn move_block(new: usize, block: usize, room_bytes: usize) -> usize {
         if new != 0 {
             // SAFETY: the program gave up the block; `new` is an allocation of its allocator.
-            unsafe { allocation::move_out(new as _, block as _, room_bytes) };
+            unsafe { malloc::move_out(new as _, block as _, room_bytes) };
         }
         new
     }
@@ -105,7 +105,7 @@ mod kinds {
             if room(arguments[0]).is_none() {
                 return real.call(arguments);
             }
-            allocation::free_any(arguments[0] as _);
+            malloc::free_any(arguments[0] as _);
         }
         0
     }
@@ -131,7 +131,7 @@ mod kinds {
         unsafe {
             let new = resize(real, arguments);
             if new == 0 && room(arguments[0]).is_some() {
-                allocation::free_any(arguments[0] as _);
+                malloc::free_any(arguments[0] as _);
             }
             new
         }
@@ -156,7 +156,7 @@ mod kinds {
         unsafe {
             let new = heap_resize(real, arguments);
             if new == 0 && room(arguments[1]).is_some() {
-                allocation::free_any(arguments[1] as _);
+                malloc::free_any(arguments[1] as _);
             }
             new
         }
@@ -257,7 +257,7 @@ fn definitions<const N: usize>(names: [&CStr; N]) -> [usize; N] {
 pub fn begin() {
     let here = begin as *const () as usize;
     let (found, [of_libc]) = (definitions(FAMILY), definitions([c"gnu_get_libc_version"]));
-    let next = allocation::next_malloc();
+    let next = malloc::next_malloc();
     let (mut is_first, mut is_libcs) = (false, false);
     symbols::for_each(&mut |object| {
         is_first |= object.contains(here) && found.iter().all(|address| object.contains(*address));
@@ -284,17 +284,17 @@ pub fn before_deep_binding() {
         return;
     }
     let _errno = uncopy_sys::errno::Keep::new();
-    let next = allocation::next_malloc();
+    let next = malloc::next_malloc();
     symbols::for_each(&mut |object| {
         if !object.contains(next) {
             return true;
         }
         for function in object.defined() {
             let ours = match function.name.to_bytes() {
-                b"free" | b"cfree" => allocation::free as *const (),
-                b"realloc" => allocation::realloc as *const (),
-                b"reallocarray" => allocation::reallocarray as *const (),
-                b"malloc_usable_size" => allocation::malloc_usable_size as *const (),
+                b"free" | b"cfree" => malloc::free as *const (),
+                b"realloc" => malloc::realloc as *const (),
+                b"reallocarray" => malloc::reallocarray as *const (),
+                b"malloc_usable_size" => malloc::malloc_usable_size as *const (),
                 b"free_sized" => free_sized as *const (),
                 b"free_aligned_sized" => free_aligned_sized as *const (),
                 b"__libc_free" => __libc_free as *const (),
@@ -448,7 +448,7 @@ unsafe fn free_plainly(pointer: Pointer) {
     unsafe {
         match first::free() {
             Some(free) => free(pointer),
-            None => allocation::free_any(pointer),
+            None => malloc::free_any(pointer),
         }
     }
 }
@@ -459,7 +459,7 @@ pub unsafe extern "C" fn free_sized(pointer: Pointer, len: usize) {
     // SAFETY: the program passed the pointer to be freed, with the size that it was allocated with.
     unsafe {
         match FREE_SIZED.get() {
-            Some(real) if allocation::own_room(pointer).is_none() => real(pointer, len),
+            Some(real) if malloc::own_room(pointer).is_none() => real(pointer, len),
             _ => free_plainly(pointer),
         }
     }
@@ -471,7 +471,7 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: Pointer, alignment: usize, 
     // SAFETY: the program passed the pointer to be freed, with the alignment and size that it was allocated with.
     unsafe {
         match FREE_ALIGNED_SIZED.get() {
-            Some(real) if allocation::own_room(pointer).is_none() => real(pointer, alignment, len),
+            Some(real) if malloc::own_room(pointer).is_none() => real(pointer, alignment, len),
             _ => free_plainly(pointer),
         }
     }
@@ -483,8 +483,8 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: Pointer, alignment: usize, 
 pub unsafe extern "C" fn __libc_free(pointer: Pointer) {
     // SAFETY: the program passed the pointer to be freed.
     unsafe {
-        if allocation::own_room(pointer).is_some() {
-            allocation::free_any(pointer);
+        if malloc::own_room(pointer).is_some() {
+            malloc::free_any(pointer);
         } else if let Some(real) = LIBC_FREE.find() {
             real(pointer);
         }
@@ -495,8 +495,8 @@ pub unsafe extern "C" fn __libc_free(pointer: Pointer) {
 pub unsafe extern "C" fn __libc_realloc(pointer: Pointer, len: usize) -> Pointer {
     // SAFETY: the program passed the pointer to be freed.
     unsafe {
-        if allocation::own_room(pointer).is_some() {
-            return allocation::resize_any(pointer, len, __libc_realloc as *const () as usize);
+        if malloc::own_room(pointer).is_some() {
+            return malloc::resize_any(pointer, len, __libc_realloc as *const () as usize);
         }
         LIBC_REALLOC.call()(pointer, len)
     }

@@ -1,12 +1,10 @@
-//! exec and its family, and functions that spawn a program in other ways. Before these, streams that the other
-//! program inherits are noted, see [`uncopy_lanes::handed`], and files that stay open there are synced; without
-//! `--lanes` and `--log` this costs one load each. Programs that cannot be loaded with this library get an
-//! environment without it: see [`successor`].
+//! Hooks of exec, posix_spawn, system, popen and their families.
 
 use crate::successor::{self, List, Program};
-use crate::{files, lanes};
 use core::ffi::{c_char, c_int, c_long, c_void};
 use uncopy_interpose::{before, slots};
+use uncopy_lanes_hooks as lanes;
+use uncopy_store_hooks as files;
 use uncopy_sys::descriptor::ProgramFd;
 
 type Path = *const c_char;

@@ -1,6 +1,6 @@
 //! malloc and its family: blocks of the heap for sites whose buffers carry data, else the program's allocator.
 
-use crate::{first, memory};
+use crate::{first, memcpy};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
@@ -106,7 +106,7 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         // The first allocation may come before this library's constructor. Copies go to libc from here on, too.
         // dlsym, which may be called by another library's constructor, must find the functions that it calls
         // itself.
-        memory::fill();
+        memcpy::fill();
         fill();
         first::fill();
     }
@@ -276,7 +276,7 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
         }
         let new = retry_with_room(|| MALLOC.call()(len));
         if !new.is_null() {
-            crate::memory::memmove_from_block(new.cast(), pointer.cast(), len.min(old.room_bytes()));
+            memcpy::memmove_from_block(new.cast(), pointer.cast(), len.min(old.room_bytes()));
             HEAP.free(pointer as usize);
         } else if len <= old.room_bytes() {
             return pointer;
@@ -437,7 +437,7 @@ pub unsafe fn move_out(new: Pointer, old: Pointer, room_bytes: usize) {
         if early::contains(old) {
             uncopy_sys::bytes::copy(new.cast(), old.cast(), len);
         } else {
-            memory::memmove_from_block(new.cast(), old.cast(), len);
+            memcpy::memmove_from_block(new.cast(), old.cast(), len);
         }
         free_body(old);
     }
