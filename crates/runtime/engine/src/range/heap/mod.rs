@@ -9,23 +9,15 @@
 //! userfaultfd, once, and stays registered. Each class keeps registered and plain free blocks apart, and
 //! hands out the kind that earlier blocks of the allocation site became.
 
-use crate::account::work::Work;
-use crate::arena::pages::ARENA;
-use crate::range::alteration::Alteration;
 use crate::range::block::{Block, BlockRef, Flag};
-use crate::range::carrying;
-use crate::range::foreign::FOREIGN;
 use crate::range::heap_memory::HEAP_MEMORY;
-use crate::range::page_in::clear_long_runs;
-use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES, is_in_heap};
-use crate::state::phase::{Phase, STATE};
+use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use crate::state::phase::STATE;
 use crate::state::policy::POLICY;
-use crate::state::{bell, counters, ledger};
+use crate::state::{counters, ledger};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::classes::{CLASSES, Class};
-use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State};
-use uncopy_core::policy::sites::Share;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -33,7 +25,6 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem::{self, Advice, Reservation};
 use uncopy_sys::presence::{Presence, Section};
-use uncopy_sys::readable;
 use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -41,6 +32,8 @@ use uncopy_sys::sync::atomic::{
 
 mod free_blocks;
 mod lead;
+mod plain;
+mod release;
 mod renewal;
 pub(crate) mod retention;
 
@@ -388,122 +381,6 @@ impl Heap {
         }
     }
 
-    /// Makes the block or foreign range that contains the caller's stack plain memory. To be called before
-    /// taking blocks' locks; usually costs one comparison.
-    #[inline]
-    pub fn make_stack_plain(&self) {
-        let here = 0u8;
-        let address = core::ptr::from_ref(core::hint::black_box(&here)) as usize;
-        if is_in_heap(address) {
-            self.keep_plain(address);
-        } else if FOREIGN.find(address).is_some() {
-            FOREIGN.disown(address, address + 1);
-        }
-    }
-
-    #[cold]
-    fn keep_plain(&self, address: usize) {
-        let Some(at) = self.find(address) else { return };
-        if at.block.has(Flag::STACK) {
-            return;
-        }
-        let Some(_section) = Section::enter() else { return };
-        at.block.set(Flag::STACK);
-        let mut dropped = Dropped::new();
-        if STATE.is_active() {
-            // On failure, the block's absent pages are still served.
-            let _ = at.lock().make_plain(&mut dropped);
-        }
-        drop(dropped);
-    }
-
-    /// Frees the block that begins at `address`. Any other address is ignored, as is a second free: such a
-    /// program is wrong, but uncopy must not end it.
-    pub fn free(&self, address: usize) {
-        let Some(at) = self.find(address) else { return };
-        // While a fork waits for this thread, the block is leaked.
-        let Some(_presence) = Presence::enter() else { return };
-        if at.start() != address || !at.block.clear(Flag::ALLOCATED) {
-            return;
-        }
-        self.make_stack_plain();
-        at.block.clear(Flag::STACK);
-        let (registered, held_a_view) = (at.block.has(Flag::REGISTERED), at.block.has(Flag::HELD_A_VIEW));
-        let site = at.block.alloc_site();
-        self.judge_site(at, site, held_a_view);
-        if let Some(entry) = ledger::allocation(site).filter(|_| held_a_view) {
-            entry.add(Field::Elided, 1);
-            entry.add(Field::ElidedBytes, at.bytes() as u64);
-        }
-        counters::subtract(Counter::BlocksBytes, at.bytes());
-        if STATE.phase() == Phase::Inactive && !registered {
-            // Blocks are not handed out any more. One munmap, as libc would make: the program may have
-            // installed a filter that allows no other call.
-            Self::unmap(at);
-            return;
-        }
-        // In a plain block, only pages that this owner or an earlier one asked for are likely to have been touched.
-        let mut present_pages = at.block.asked_pages().max(at.block.retained_pages());
-        if registered {
-            let work = held_a_view.then(Work::begin);
-            let _critical = Critical::enter_briefly();
-            let mut dropped = Dropped::new();
-            {
-                let mut locked = at.lock();
-                locked.change(|map| map.empty_all_views(&mut dropped));
-                if held_a_view && STATE.is_active() {
-                    clear_long_runs(&mut locked);
-                }
-                present_pages = at.pages - at.block.absent_pages();
-                if let Some(open) = locked.exchange_open(None) {
-                    open.close();
-                }
-            }
-            drop(dropped);
-            if let Some(work) = work {
-                work.charge(at.last_site(), Share::Free);
-            }
-        }
-        let mut registered = registered;
-        if at.block.has(Flag::DISOWNED.or(Flag::OTHER_PROPERTIES)) {
-            let Some(kept) = self.recover(at, registered, present_pages) else { return };
-            (registered, present_pages) = kept;
-        }
-        if self.retains_too_much(present_pages) && self.discard(at, registered) {
-            present_pages = 0;
-        }
-        at.block.set_retained_pages(present_pages);
-        self.retained_pages.fetch_add(present_pages as usize, Relaxed);
-        let Some(class) = Class::for_len(at.bytes()) else { return };
-        let span = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
-        let index = ((address - span) / class.bytes()) as u32;
-        let state = &self.classes[class.index()];
-        {
-            let free = &mut *state.free.lock();
-            let list = if registered { &mut free.registered } else { &mut free.plain };
-            at.block.set_next_free(list.recent);
-            list.recent = index + 1;
-            list.recent_count += 1;
-        }
-        if present_pages > 0 {
-            bell::request_upkeep();
-            self.trim_now_and_then();
-        }
-        self.trim_excess(at.bytes());
-    }
-
-    /// Learns from a freed block whether its site's next blocks should be registered, or be blocks at all.
-    fn judge_site(&self, at: BlockRef, site: u16, held_a_view: bool) {
-        if !held_a_view && (at.block.has(Flag::UNTRIED) || POLICY.leaves_eliding_out()) {
-            return;
-        }
-        POLICY.placement.record(site, held_a_view);
-        if !held_a_view && POLICY.placement.holds_no_views(site) && STATE.is_active() {
-            let class_index = Class::for_len(at.bytes()).map_or(0, Class::index);
-            carrying::leave(POLICY.placement.caller(site, class_index), at.block.usable_bytes());
-        }
-    }
-
     /// Moves the pages of a plain block to another with mremap. False, with nothing changed, if that is
     /// impossible or does not pay.
     #[must_use]
@@ -537,55 +414,6 @@ impl Heap {
         moved
     }
 
-    /// Makes every block that overlaps `address..address + len_bytes` plain memory until it is freed,
-    /// because the program is about to change the mapping: mprotect, madvise, mremap, munmap, mlock, mmap.
-    pub fn disown(&self, address: usize, len_bytes: usize, alteration: Alteration) {
-        let mut at = address;
-        let last = address.saturating_add(len_bytes);
-        while at < last {
-            let Some(block) = self.find(at) else { return };
-            let end = block.base + block.bytes();
-            let keeps_views = alteration == Alteration::Advice;
-            if !keeps_views && (!block.block.set(Flag::DISOWNED) || block.may_have_absent_pages()) {
-                match Section::enter() {
-                    Some(_section) => make_plain(&block),
-                    // A fork may wait for this thread. Absent pages are still served, but those that the program is
-                    // about to drop (madvise) would get their bytes back: reading them first puts them in place.
-                    None => (at / PAGE_BYTES..end.min(last).div_ceil(PAGE_BYTES))
-                        .for_each(|page| _ = readable::is_readable(page * PAGE_BYTES, size_of::<usize>())),
-                }
-            }
-            block.note((at, last), alteration);
-            at = end;
-        }
-    }
-
-    /// Gives the addresses back that no block has used, because the program limits its address space. No
-    /// block is made from then on.
-    pub fn give_back_addresses(&self) {
-        let Some((blocks, records)) = HEAP_MEMORY.reservations() else { return };
-        for (index, state) in self.classes.iter().enumerate() {
-            let Some(class) = Class::from_index(index) else { return };
-            let _guard = state.free.lock();
-            let blocks_made = state.blocks.load(Relaxed) as usize;
-            if state.closed.swap(true, Relaxed) {
-                continue;
-            }
-            let span_bytes = 1usize << self.shift.load(Relaxed);
-            let span = blocks.base() + index * span_bytes;
-            let used_bytes = blocks_made * class.bytes();
-            let first = records.base() + index * self.records_step.load(Relaxed);
-            let recorded_bytes = (blocks_made * core::mem::size_of::<Block>()).next_multiple_of(PAGE_BYTES);
-            let rest_bytes = self.records_step.load(Relaxed) - recorded_bytes;
-            // SAFETY: the addresses lie beyond the last block that exists, and the closed class makes no
-            // more. If unmapping is refused, they stay reserved.
-            unsafe {
-                let _ = mem::unmap(span + used_bytes, span_bytes - used_bytes);
-                let _ = mem::unmap(first + recorded_bytes, rest_bytes);
-            }
-        }
-    }
-
     /// Calls `each` for every block that exists, in order of address.
     pub fn for_each_block(&self, mut each: impl FnMut(BlockRef)) {
         for index in 0..CLASSES {
@@ -606,15 +434,4 @@ impl Heap {
     pub fn class_locks(&self) -> impl Iterator<Item = &Lock> {
         self.classes.iter().map(|class| class.free.raw())
     }
-}
-/// Makes a block plain memory for good, as far as possible.
-fn make_plain(at: &BlockRef) {
-    let mut dropped = Dropped::new();
-    let mut locked = at.lock_for_service();
-    if ARENA.descriptor().open().is_some() {
-        // On failure, the block's absent pages are still served.
-        let _ = locked.make_plain(&mut dropped);
-    }
-    drop(locked);
-    drop(dropped);
 }
