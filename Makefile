@@ -197,7 +197,8 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	    crates/sending/send/cmake/uncopy-config-version.cmake.in > $(cmake)/uncopy-config-version.cmake
 	chmod 644 $(cmake)/uncopy-config-version.cmake
 	for name in $(functions); do echo ".so man3/uncopy_alloc.3" > $(man3)/$$name.3; done
-	install -m 644 crates/sending/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
+	sed -e "s|@version@|$$($(release)/uncopy --version | cut -d ' ' -f 2)|" \
+	    crates/sending/send/man/uncopy_alloc.3 > $(man3)/uncopy_alloc.3
 	install -d $(units)
 	for name in $(unit_names); do sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/$$name.in > $(units)/$$name || exit 1; done
 	chmod 644 $(unit_names:%=$(units)/%)

@@ -41,7 +41,7 @@ extern "C" {
 
 /*
  * Allocates `size` bytes that the kernel can send by reference: where that is faster, send, sendto, sendmsg,
- * sendmmsg, write and writev to a socket or a pipe do not copy them. The contents are uninitialized, and the
+ * sendmmsg, write and writev to a socket do not copy them. The contents are uninitialized, and the
  * address is a multiple of 16. Otherwise like malloc; must be freed by uncopy_free.
  */
 void *uncopy_alloc(size_t size);

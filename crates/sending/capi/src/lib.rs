@@ -42,7 +42,7 @@ fn or_enomem(pointer: *mut u8) -> *mut c_void {
 }
 
 /// Allocates `size` bytes that the kernel can send by reference: where that is faster, send, sendto, sendmsg,
-/// sendmmsg, write and writev to a socket or a pipe do not copy them. The contents are uninitialized, and the
+/// sendmmsg, write and writev to a socket do not copy them. The contents are uninitialized, and the
 /// address is a multiple of 16. Otherwise like malloc; must be freed by uncopy_free.
 #[unsafe(no_mangle)]
 pub extern "C" fn uncopy_alloc(size: usize) -> *mut c_void {
