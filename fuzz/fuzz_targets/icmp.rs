@@ -1,8 +1,8 @@
 #![no_main]
-use uncopy_netd::icmp::{Meaning, parse};
+use uncopy_netd::icmp::{IcmpEffect, parse};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    if let Some(Meaning::Echo(reply)) = parse(data, |_| true) {
+    if let Some(IcmpEffect::EchoReply(reply)) = parse(data, |_| true) {
         assert!(reply.len() <= data.len());
     }
 });

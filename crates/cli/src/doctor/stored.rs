@@ -8,8 +8,8 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use uncopy_profile::format::percent;
 use uncopy_profile::verdict::{self, verdict};
-use uncopy_profile::words::percent;
 
 /// Returns the check of the profile, and its verdict if it has one. `None` if no profile exists.
 pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Option<Verdict>)> {
@@ -38,9 +38,9 @@ pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Opti
         let check = Check::warning(NAME, format!("{told}; but the program is newer than it"));
         return Some((check, None));
     }
-    let implied = match found.worth {
-        verdict::Worth::Unknown => None,
-        verdict::Worth::Saves => Some(Verdict {
+    let implied = match found.benefit {
+        verdict::Benefit::Unknown => None,
+        verdict::Benefit::Saves => Some(Verdict {
             is_worth_trying: true,
             why: format!(
                 "its profile says that it saves {} of its CPU time",
@@ -48,7 +48,7 @@ pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Opti
             ),
             next: format!("uncopy run -- {command}"),
         }),
-        verdict::Worth::Little => Some(Verdict {
+        verdict::Benefit::Little => Some(Verdict {
             is_worth_trying: false,
             why: "its profile says that it makes little difference".to_owned(),
             next: format!("uncopy report {quoted}"),

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 use uncopy_core::ledger::{Entry, Field};
-use uncopy_core::policy::Kind;
-use uncopy_profile::words::bytes;
+use uncopy_core::policy::SiteKind;
+use uncopy_profile::format::bytes;
 
 /// Returns the sizes of a class, such as `64K-128K`.
 pub fn sizes(size_class: u32) -> String {
@@ -22,7 +22,7 @@ fn count(number: u64, what: &str) -> String {
 /// Returns the policy's state for the site, in a word or two.
 pub fn state(entry: &Entry) -> &'static str {
     let elided = entry.get(Field::Elided);
-    if entry.kind == Kind::Allocation {
+    if entry.kind == SiteKind::Allocation {
         return if entry.balance() > 0 { "ready for views" } else { "ordinary" };
     }
     match entry.get(Field::OffCalls) {
@@ -35,7 +35,7 @@ pub fn state(entry: &Entry) -> &'static str {
 
 /// Returns the reasons for the state, as a sentence without a full stop.
 pub fn reason(entry: &Entry) -> String {
-    if entry.kind == Kind::Allocation {
+    if entry.kind == SiteKind::Allocation {
         return allocation(entry);
     }
     let get = |field| entry.get(field);
@@ -75,10 +75,10 @@ pub fn reason(entry: &Entry) -> String {
     parts.join("; ")
 }
 
-const fn plain_reason(kind: Kind) -> &'static str {
+const fn plain_reason(kind: SiteKind) -> &'static str {
     match kind {
-        Kind::Copy => "its bytes are the program's own, not a view of something received",
-        Kind::Input | Kind::Allocation => "nothing to elide",
+        SiteKind::Copy => "its bytes are the program's own, not a view of something received",
+        SiteKind::Input | SiteKind::Allocation => "nothing to elide",
     }
 }
 
@@ -88,7 +88,7 @@ fn describe_balance(entry: &Entry) -> String {
     let (elided, faults) = (entry.get(Field::Elided), entry.get(Field::Faults));
     let mut text = match (saved > spent, entry.kind) {
         (true, _) => "by its own account it saved more than it cost".to_owned(),
-        (false, Kind::Input) if saved == 0 => "no copy passed on what was received here".to_owned(),
+        (false, SiteKind::Input) if saved == 0 => "no copy passed on what was received here".to_owned(),
         (false, _) => "by its own account it cost more than it saved".to_owned(),
     };
     if faults > 0 {

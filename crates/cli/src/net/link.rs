@@ -63,7 +63,7 @@ pub fn open_tun(
         if let Some((other, address, bits)) = conflicting_device(name, prefix) {
             return Err(format!(
                 "the kernel looks for {} at {other}, which has {address}/{bits}; give an --address in a network of its own",
-                prefix.own
+                prefix.service_address
             ));
         }
     }
@@ -87,7 +87,9 @@ pub fn open_tun(
 fn conflicting_device(name: &str, prefix: &Prefix) -> Option<(String, IpAddr, u8)> {
     let found = device::addresses().unwrap_or_default();
     let conflicts = |(other, address, bits): &(String, IpAddr, u8)| {
-        other != name && *bits >= prefix.bits && Prefix { own: *address, bits: *bits }.has(prefix.own)
+        other != name
+            && *bits >= prefix.bits
+            && Prefix { service_address: *address, bits: *bits }.contains(prefix.service_address)
     };
     found.into_iter().find(conflicts)
 }
@@ -102,11 +104,16 @@ pub fn open_xdp(
     pcap: Option<&Path>,
 ) -> Result<Box<dyn Link>, String> {
     use uncopy_link::xdp::{Settings, Xdp};
-    let own: Vec<(IpAddr, u8)> = prefixes.iter().map(|prefix| (prefix.own, prefix.bits)).collect();
-    if let Some(router) = routers.iter().find(|router| prefixes.iter().any(|prefix| prefix.own == **router)) {
+    let own: Vec<(IpAddr, u8)> =
+        prefixes.iter().map(|prefix| (prefix.service_address, prefix.bits)).collect();
+    if let Some(router) =
+        routers.iter().find(|router| prefixes.iter().any(|prefix| prefix.service_address == **router))
+    {
         return Err(format!("--peer {router} is the service's own address"));
     }
-    if let Some(router) = routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.has(**router))) {
+    if let Some(router) =
+        routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.contains(**router)))
+    {
         return Err(format!("--peer {router} is in no network of --address"));
     }
     let link = Xdp::open(&Settings { device, queue, own: &own, routers })
@@ -131,43 +138,43 @@ pub fn open_xdp(
 
 /// Explains why a queue cannot be opened, with the command to type.
 #[cfg(feature = "xdp")]
-fn xdp_error(device: &str, queue: u32, failed: &uncopy_link::xdp::Failed) -> String {
-    use uncopy_link::xdp::{MAX_MTU_BYTES, Step};
+fn xdp_error(device: &str, queue: u32, failed: &uncopy_link::xdp::SetupError) -> String {
+    use uncopy_link::xdp::{MAX_MTU_BYTES, SetupStep};
     let reason = Reason(&failed.error);
     match (failed.step, failed.error.raw_os_error()) {
-        (Step::Device, Some(libc::ENODEV)) => {
+        (SetupStep::Device, Some(libc::ENODEV)) => {
             format!("--xdp {device}: there is no such device; ip link lists them")
         }
-        (Step::Ethernet, _) => format!("--xdp {device}: it is no Ethernet device"),
-        (Step::Up, _) => format!("--xdp {device}: it is down; type: ip link set {device} up"),
-        (Step::Mtu(bytes), _) => format!(
+        (SetupStep::Ethernet, _) => format!("--xdp {device}: it is no Ethernet device"),
+        (SetupStep::Up, _) => format!("--xdp {device}: it is down; type: ip link set {device} up"),
+        (SetupStep::Mtu(bytes), _) => format!(
             "--xdp {device}: its packets have {bytes} bytes, and AF_XDP takes {MAX_MTU_BYTES}; type: ip link set {device} mtu 1500"
         ),
-        (Step::Socket, Some(libc::EAFNOSUPPORT)) => {
+        (SetupStep::Socket, Some(libc::EAFNOSUPPORT)) => {
             "this kernel has no AF_XDP (CONFIG_XDP_SOCKETS); use --tun".to_owned()
         }
-        (Step::Program, Some(libc::ENOSYS | libc::EINVAL)) => {
+        (SetupStep::Program, Some(libc::ENOSYS | libc::EINVAL)) => {
             "this kernel has no programs for AF_XDP (CONFIG_BPF_SYSCALL, Linux 5.9); use --tun".to_owned()
         }
-        (Step::Attachment, Some(libc::EINVAL)) => {
+        (SetupStep::Attachment, Some(libc::EINVAL)) => {
             "this kernel cannot attach XDP programs by links (Linux 5.9); use --tun".to_owned()
         }
         (_, Some(libc::EPERM | libc::EACCES)) => {
             "AF_XDP takes CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; type it again with sudo".to_owned()
         }
-        (Step::Memory, Some(libc::ENOBUFS | libc::ENOMEM)) => {
+        (SetupStep::Memory, Some(libc::ENOBUFS | libc::ENOMEM)) => {
             "AF_XDP locks 16 MiB of memory, and less is allowed (ulimit -l); type it again with sudo"
                 .to_owned()
         }
-        (Step::Queue, Some(libc::EBUSY)) => {
+        (SetupStep::Queue, Some(libc::EBUSY)) => {
             format!(
                 "--xdp {device}: somebody has its queue {queue}; end that, or give another: --xdp {device}:QUEUE"
             )
         }
-        (Step::Queue, Some(libc::EINVAL)) => {
+        (SetupStep::Queue, Some(libc::EINVAL)) => {
             format!("--xdp {device}: it has no queue {queue}; ethtool -l {device} says how many it has")
         }
-        (Step::Attachment, Some(libc::EBUSY | libc::EEXIST)) => {
+        (SetupStep::Attachment, Some(libc::EBUSY | libc::EEXIST)) => {
             format!("--xdp {device}: it has an XDP program; ip link show {device} names it")
         }
         (step, _) => format!("--xdp {device}: {step:?}: {reason}"),

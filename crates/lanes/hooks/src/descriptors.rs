@@ -1,7 +1,7 @@
 //! Lanes before changes of descriptors, of memory or of the process's rights.
 
-use crate::meeting::{begin_never, is_on, switch_off};
-use uncopy_fdtable::{self as fdtable, DESCRIPTORS, Feature, Follower};
+use crate::startup::{forbid_start, is_on, switch_off};
+use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature, MAX_TRACKED_FDS};
 use uncopy_lanes::handover;
 use uncopy_lanes::process::{self, process};
 use uncopy_sys::descriptor::ProgramFd;
@@ -12,26 +12,26 @@ use uncopy_sys::presence::Section;
 
 /// Stops references at a descriptor.
 pub fn end(fd: ProgramFd) {
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     if let Some(_section) = Section::enter() {
         process::end(fd);
     }
 }
 
 /// Callbacks for changes of the descriptors of streams.
-pub static FOLLOWER: Follower = Follower {
+pub static FD_CALLBACKS: FdCallbacks = FdCallbacks {
     // Descriptors with higher numbers are never lanes.
-    closed: |fd| {
-        if fd.index().is_some_and(|index| index < DESCRIPTORS) {
+    on_close: |fd| {
+        if fd.index().is_some_and(|index| index < MAX_TRACKED_FDS) {
             in_section(|| process::closed(fd));
         }
     },
-    duplicated: |from, to| {
-        if fdtable::is_known(Feature::Lanes, from) {
+    on_dup: |from, to| {
+        if fdtable::is_tracked(Feature::Lanes, from) {
             in_section(|| process::duplicated(from, to));
         }
     },
-    passed: |fd| with_errno_saved(|| handover::pass(fd)),
+    on_pass: |fd| with_errno_saved(|| handover::hand_over(fd)),
 };
 
 fn in_section(work: impl FnOnce()) {
@@ -40,18 +40,18 @@ fn in_section(work: impl FnOnce()) {
         && is_owner()
         && let Some(_section) = Section::enter()
     {
-        let _errno = errno::Keep::new();
+        let _errno = errno::SavedErrno::new();
         work();
     }
 }
 
 /// Stops trusting copies of twin memory in a range that changes without the write protection noticing.
-pub fn changed(address: usize, len_bytes: usize) {
+pub fn invalidate_copies(address: usize, len_bytes: usize) {
     if is_on()
         && uncopy_twin::overlaps(address, len_bytes)
         && let Some(process) = process()
     {
-        let _errno = errno::Keep::new();
+        let _errno = errno::SavedErrno::new();
         let _critical = Critical::enter();
         process.forget_stamps();
     }
@@ -60,7 +60,7 @@ pub fn changed(address: usize, len_bytes: usize) {
 /// Runs `work`, which is not the engine's, with `errno` saved.
 fn with_errno_saved(work: impl FnOnce()) {
     if is_on() {
-        let _errno = errno::Keep::new();
+        let _errno = errno::SavedErrno::new();
         // If a fork takes too long, `work` runs outside a section: nobody waits for what it needs.
         let _section = Section::enter();
         work();
@@ -85,16 +85,16 @@ pub fn end_all() {
 
 /// Ends all lanes and all shared memory before the process changes its user or loses rights. What was sent to this
 /// process can still be received.
-pub fn before_change() {
+pub fn before_privilege_change() {
     with_errno_saved(|| {
-        begin_never();
+        forbid_start();
         handover::detach();
     });
 }
 
-/// Ends all lanes as [`before_change`] does, if this process has started them.
-pub fn end_begun() {
+/// Ends all lanes as [`before_privilege_change`] does, if this process has started them.
+pub fn end_if_started() {
     if process().is_some() {
-        before_change();
+        before_privilege_change();
     }
 }

@@ -3,8 +3,8 @@
 
 use smallvec::SmallVec;
 use uncopy_lanes::copies::Stamp;
-use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES};
-use uncopy_lanes::peers::Held;
+use uncopy_lanes::message::{MIN_REFERENCE_BYTES, SendPart, SharedBuf};
+use uncopy_lanes::peers::HeldBytes;
 use uncopy_lanes::process::Process;
 use uncopy_sys::iovec::Part;
 use uncopy_twin::{self as twin, Loan, Until};
@@ -29,9 +29,9 @@ pub(super) struct Lent {
 
 impl Lent {
     /// Reports that the part with this number had to be copied.
-    pub(super) fn was_copied(&self, number: usize) {
+    pub(super) fn note_copied(&self, number: usize) {
         if let Some(loan) = self.loans.get(number) {
-            loan.forfeit();
+            loan.note_copied();
         }
     }
 }
@@ -63,23 +63,23 @@ pub(super) fn lend(parts: &[Part]) -> Lent {
 }
 
 /// Index of a part of the message, the bytes copied, and their copy in shared memory.
-pub(super) type Copy = (usize, Part, Kept);
+pub(super) type PartCopy = (usize, Part, SharedBuf);
 
-/// Returns copies of the stamped bytes, cached or new, as far as there is room. Calls `was_copied` with the number
+/// Returns copies of the stamped bytes, cached or new, as far as there is room. Calls `note_copied` with the number
 /// of each new one.
 ///
 /// # Safety
 /// The stamped bytes must be readable.
-pub(super) unsafe fn copies(
+pub(super) unsafe fn copy_stamped(
     process: &'static Process,
     stamped: &[Stamped],
-    was_copied: impl Fn(usize),
-) -> SmallVec<[Copy; 2]> {
+    note_copied: impl Fn(usize),
+) -> SmallVec<[PartCopy; 2]> {
     let copy = |(number, Stamped { index, bytes, stamp }): (usize, &Stamped)| {
         // SAFETY: the caller guarantees that the stamped bytes are readable.
         let (kept, is_earlier) = unsafe { process.copy_of(*bytes, *stamp) }?;
         if !is_earlier {
-            was_copied(number);
+            note_copied(number);
         }
         Some((*index, *bytes, kept))
     };
@@ -87,21 +87,21 @@ pub(super) unsafe fn copies(
 }
 
 /// Returns the message's parts, with copies in place of the bytes that were copied.
-pub(super) fn with_copies<'a>(parts: &[Part], copies: &'a [Copy]) -> SmallVec<[Given<'a>; 16]> {
-    let mut all: SmallVec<[Given<'a>; 16]> = SmallVec::new();
+pub(super) fn with_copies<'a>(parts: &[Part], copies: &'a [PartCopy]) -> SmallVec<[SendPart<'a>; 16]> {
+    let mut all: SmallVec<[SendPart<'a>; 16]> = SmallVec::new();
     let mut copies = copies.iter().peekable();
     for (index, part) in parts.iter().enumerate() {
         let mut rest = *part;
         if let Some((_, bytes, kept)) = copies.next_if(|(of, _, _)| *of == index) {
             let before_bytes = bytes.address - part.address;
-            all.push(Given::Plain(Part { address: part.address, len_bytes: before_bytes }));
-            let copy = kept.held().map_or(0, Held::address);
-            all.push(Given::Kept(Part { address: copy, len_bytes: bytes.len_bytes }, kept));
+            all.push(SendPart::Plain(Part { address: part.address, len_bytes: before_bytes }));
+            let copy = kept.held().map_or(0, HeldBytes::address);
+            all.push(SendPart::Shared(Part { address: copy, len_bytes: bytes.len_bytes }, kept));
             let behind = bytes.address + bytes.len_bytes;
             rest = Part { address: behind, len_bytes: part.address + part.len_bytes - behind };
         }
-        all.push(Given::Plain(rest));
+        all.push(SendPart::Plain(rest));
     }
-    all.retain(|given| !matches!(given, Given::Plain(Part { len_bytes: 0, .. })));
+    all.retain(|given| !matches!(given, SendPart::Plain(Part { len_bytes: 0, .. })));
     all
 }

@@ -6,22 +6,24 @@
 )]
 
 mod descriptors;
+mod input_memory;
 mod lent;
-mod meeting;
 mod receive;
-mod room;
 mod send;
+mod startup;
 
-pub use descriptors::{before_change, before_exec, before_spawn, changed, end, end_all, end_begun};
-pub use meeting::{begin_anew, is_on};
-pub use receive::{discard, fill, leave, receivable, receive, receive_message};
-pub use send::{pass, send, send_literally};
+pub use descriptors::{
+    before_exec, before_privilege_change, before_spawn, end, end_all, end_if_started, invalidate_copies,
+};
+pub use receive::{discard, fill, make_passthrough, receivable, receive, receive_message};
+pub use send::{send, send_unchanged, transfer};
+pub use startup::{allow_start_in_child, is_on};
 use uncopy_core::scope::Scope;
 use uncopy_fdtable::{self as fdtable, Feature};
 
 /// Enables lanes for the life of the process: new streams in `scope` between processes that meet in `directory`
 /// may become lanes, streams open now may not. Shared memory is limited to `max_bytes`.
 pub fn switch_on(scope: Scope<'_>, directory: &[u8], max_bytes: Option<usize>) {
-    fdtable::follow(Feature::Lanes, &descriptors::FOLLOWER);
-    meeting::switch_on(scope, directory, max_bytes);
+    fdtable::register(Feature::Lanes, &descriptors::FD_CALLBACKS);
+    startup::switch_on(scope, directory, max_bytes);
 }

@@ -1,19 +1,19 @@
 //! Receives on streams that may be lanes.
 
-use crate::meeting::note_large;
-use crate::room::room_of;
+use crate::input_memory::writable_prefix_bytes;
+use crate::startup::note_large;
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, ssize_t};
 use smallvec::SmallVec;
 use uncopy_core::stats::Counter;
-use uncopy_engine::arena::segment::Shared;
-use uncopy_engine::call::input::Arrival;
-use uncopy_engine::call::placed::place;
+use uncopy_engine::arena::segment::SharedBytes;
+use uncopy_engine::call::input::ReceiveResult;
+use uncopy_engine::call::shared_input::make_view;
 use uncopy_engine::state::counters;
 use uncopy_interpose::slots;
-use uncopy_lanes::message::{Kept, bytes_from};
-use uncopy_lanes::process::{self, Destination, MIN_LARGE_BYTES, Process, Received, is_attended, process};
+use uncopy_lanes::message::{SharedBuf, bytes_from};
+use uncopy_lanes::process::{self, Destination, MIN_LARGE_BYTES, Process, Received, accepts_refs, process};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::iovec::Part;
@@ -43,12 +43,12 @@ pub unsafe fn receive<'a>(
     parts: impl Fn() -> Option<&'a [Part]>,
     flags: c_int,
     caller: usize,
-    call: impl FnOnce() -> Arrival,
-) -> Arrival {
+    call: impl FnOnce() -> ReceiveResult,
+) -> ReceiveResult {
     // SAFETY: the caller guarantees that the parts are buffers that the program passed to a receive.
-    let literally = |parts: &[Part], flags: c_int| unsafe { socket::receive(fd, parts, flags) };
+    let read_literal = |parts: &[Part], flags: c_int| unsafe { socket::receive(fd, parts, flags) };
     // SAFETY: the caller guarantees that the parts are buffers that the program passed to a receive.
-    unsafe { receive_by(fd, parts, flags, Some(caller), literally, || false, call) }
+    unsafe { receive_by(fd, parts, flags, Some(caller), read_literal, || false, call) }
 }
 
 /// Receives on `fd` as [`receive`] does, for recvmsg.
@@ -61,14 +61,14 @@ pub unsafe fn receive_message<'a>(
     parts: impl Fn() -> Option<&'a [Part]>,
     flags: c_int,
     caller: usize,
-    call: impl FnOnce() -> Arrival,
-) -> Arrival {
+    call: impl FnOnce() -> ReceiveResult,
+) -> ReceiveResult {
     let mut is_plain = false;
     // SAFETY: the caller guarantees that `header` is readable; the program does not change it during its call.
     let original = unsafe { *header };
     // Header as the kernel filled it for the literal bytes, if there were any.
     let filled = Cell::new(None::<msghdr>);
-    let literally = |parts: &[Part], flags: c_int| {
+    let read_literal = |parts: &[Part], flags: c_int| {
         let mut own = original;
         own.msg_iov = parts.as_ptr().cast_mut().cast::<iovec>();
         own.msg_iovlen = parts.len() as _;
@@ -82,7 +82,7 @@ pub unsafe fn receive_message<'a>(
         call()
     };
     // SAFETY: the caller guarantees that the parts are buffers that the program passed to a receive.
-    let received = unsafe { receive_by(fd, parts, flags, Some(caller), literally, has_control, plainly) };
+    let received = unsafe { receive_by(fd, parts, flags, Some(caller), read_literal, has_control, plainly) };
     if !is_plain && received.result >= 0 {
         let filled = filled.get();
         // SAFETY: the program passed the header to recvmsg to be written, and does not use it during the call.
@@ -96,9 +96,10 @@ pub unsafe fn receive_message<'a>(
 
 /// Prepares `fd` for a receive by the kernel into buffers that were not examined. Returns true if it will find no
 /// token; otherwise `errno` is the error to report.
-pub fn leave(fd: ProgramFd) -> bool {
-    let is_plain = !is_attended(fd)
-        || process().is_some_and(|process| Section::enter().is_some_and(|_section| process.leave(fd)));
+pub fn make_passthrough(fd: ProgramFd) -> bool {
+    let is_plain = !accepts_refs(fd)
+        || process()
+            .is_some_and(|process| Section::enter().is_some_and(|_section| process.make_passthrough(fd)));
     if !is_plain {
         errno::set(libc::EFAULT);
     }
@@ -119,8 +120,8 @@ pub unsafe fn discard(
 ) -> ssize_t {
     let flags = flags & !libc::MSG_TRUNC;
     let is_tcp = matches!(socket::kind(fd), Ok((libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, _)));
-    let plainly = || Arrival::plainly(call());
-    if !is_tcp || !is_attended(fd) {
+    let plainly = || ReceiveResult::passthrough(call());
+    if !is_tcp || !accepts_refs(fd) {
         // SAFETY: the caller guarantees that the parts are buffers that the program passed to a receive. On other
         // streams than TCP, MSG_TRUNC does not discard.
         return unsafe { receive(fd, || Some(parts), flags, caller, plainly) }.result;
@@ -132,29 +133,30 @@ pub unsafe fn discard(
     };
     let parts = [Part { address: room.as_mut_ptr() as usize, len_bytes }];
     // SAFETY: the parts describe memory of this function's own, which outlives the call and is writable.
-    let literally = |parts: &[Part], flags: c_int| unsafe { socket::receive(fd, parts, flags) };
+    let read_literal = |parts: &[Part], flags: c_int| unsafe { socket::receive(fd, parts, flags) };
     // SAFETY: the parts describe memory of this function's own, which outlives the call and is writable.
-    let arrival = unsafe { receive_by(fd, || Some(&parts[..]), flags, None, literally, || false, plainly) };
+    let arrival =
+        unsafe { receive_by(fd, || Some(&parts[..]), flags, None, read_literal, || false, plainly) };
     let _critical = Critical::enter();
     drop(room);
     arrival.result
 }
 
-/// Receives on `fd`, its literal bytes by `literally`. A receive that waits for all of its bytes returns early if
+/// Receives on `fd`, its literal bytes by `read_literal`. A receive that waits for all of its bytes returns early if
 /// `stops` is true after a part of them. Without a `caller` everything is copied: the parts are not the program's.
 unsafe fn receive_by<'a>(
     fd: ProgramFd,
     parts: impl Fn() -> Option<&'a [Part]>,
     flags: c_int,
     caller: Option<usize>,
-    literally: impl Fn(&[Part], c_int) -> Result<usize, Errno>,
+    read_literal: impl Fn(&[Part], c_int) -> Result<usize, Errno>,
     stops: impl Fn() -> bool,
-    call: impl FnOnce() -> Arrival,
-) -> Arrival {
+    call: impl FnOnce() -> ReceiveResult,
+) -> ReceiveResult {
     let Some(process) = process() else {
-        if is_attended(fd) {
+        if accepts_refs(fd) {
             errno::set(libc::ECONNRESET);
-            return Arrival::plainly(-1);
+            return ReceiveResult::passthrough(-1);
         }
         let arrival = call();
         note_large(fd, arrival.result);
@@ -162,25 +164,26 @@ unsafe fn receive_by<'a>(
     };
     let mut turns = 0;
     let plain = loop {
-        if let Some(plain) = process.begin_plain(fd) {
+        if let Some(plain) = process.begin_plain_receive(fd) {
             break plain;
         }
         turns += 1;
         if turns > MAX_TURNS {
             errno::set(libc::ECONNRESET);
-            return Arrival::plainly(-1);
+            return ReceiveResult::passthrough(-1);
         }
         let Some(parts) = parts() else {
             // The kernel may accept a vector that is not aligned: then it must not find a token.
-            if Section::enter().is_some_and(|_section| process.leave(fd)) {
+            if Section::enter().is_some_and(|_section| process.make_passthrough(fd)) {
                 return call();
             }
             errno::set(libc::EFAULT);
-            return Arrival::plainly(-1);
+            return ReceiveResult::passthrough(-1);
         };
         // SAFETY: the caller guarantees that the parts are buffers to receive into.
-        if let Some(got) = unsafe { receive_on_lane(process, fd, parts, flags, caller, &literally, &stops) } {
-            return Arrival::plainly(got);
+        let got = unsafe { receive_on_lane(process, fd, parts, flags, caller, &read_literal, &stops) };
+        if let Some(got) = got {
+            return ReceiveResult::passthrough(got);
         }
         // The descriptor was a lane until just now.
     };
@@ -188,7 +191,7 @@ unsafe fn receive_by<'a>(
     let got = arrival.result;
     drop(plain);
     if got >= MIN_LARGE_BYTES as ssize_t && flags & libc::MSG_PEEK == 0 {
-        let _errno = errno::Keep::new();
+        let _errno = errno::SavedErrno::new();
         if let Some(_section) = Section::enter()
             && process.received(fd, got as usize)
         {
@@ -203,7 +206,7 @@ unsafe fn receive_by<'a>(
 fn enter_attended(fd: ProgramFd) -> Option<Section> {
     loop {
         let section = Section::enter();
-        if section.is_some() || !is_attended(fd) {
+        if section.is_some() || !accepts_refs(fd) {
             return section;
         }
         uncopy_sys::thread::pause();
@@ -217,7 +220,7 @@ unsafe fn receive_on_lane(
     parts: &[Part],
     flags: c_int,
     caller: Option<usize>,
-    literally: impl Fn(&[Part], c_int) -> Result<usize, Errno>,
+    read_literal: impl Fn(&[Part], c_int) -> Result<usize, Errno>,
     stops: impl Fn() -> bool,
 ) -> Option<ssize_t> {
     let whole_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
@@ -227,35 +230,42 @@ unsafe fn receive_on_lane(
     let mut has_found = false;
     loop {
         let mut by_reference_bytes = 0;
-        let put = |part: Part, from: usize, kept: &dyn Fn() -> Kept| {
+        let put = |part: Part, from: usize, kept: &dyn Fn() -> SharedBuf| {
             by_reference_bytes += part.len_bytes;
             caller.is_some_and(|caller| {
                 // SAFETY: the kept bytes stay mapped and unchanged as long as `kept` lives; the program passed the
                 // part to a receive, so it may be replaced.
-                unsafe { place(part, caller, || Shared::new(from, part.len_bytes, Box::new(kept()))) }
+                unsafe {
+                    make_view(part, caller, || SharedBytes::new(from, part.len_bytes, Box::new(kept())))
+                }
             })
         };
         let received = match enter_attended(fd) {
-            None => Received::Plainly,
+            None => Received::Passthrough,
             Some(_section) => {
                 let flags = flags & !libc::MSG_WAITALL;
-                let to = Destination { parts: &rest, place: put, literally: &literally, room: room_of };
-                // SAFETY: the caller guarantees that the parts are buffers to receive into; `room_of` finds their
+                let to = Destination {
+                    parts: &rest,
+                    place: put,
+                    read_literal: &read_literal,
+                    writable_bytes: writable_prefix_bytes,
+                };
+                // SAFETY: the caller guarantees that the parts are buffers to receive into; `writable_prefix_bytes` finds their
                 // end.
                 unsafe { process.receive(fd, flags, waits_first, to) }
             }
         };
         let is_part = matches!(received, Received::Part(_));
         match received {
-            Received::Plainly if got_bytes == 0 => return None,
+            Received::Passthrough if got_bytes == 0 => return None,
             // The descriptor is no lane any more, but the receive must wait for all of its bytes.
-            Received::Plainly if waits_for_all => {
-                if let Some(_plain) = process.begin_plain(fd) {
-                    let _errno = errno::Keep::new();
-                    return Some((got_bytes + literally(&rest, flags).unwrap_or(0)) as ssize_t);
+            Received::Passthrough if waits_for_all => {
+                if let Some(_plain) = process.begin_plain_receive(fd) {
+                    let _errno = errno::SavedErrno::new();
+                    return Some((got_bytes + read_literal(&rest, flags).unwrap_or(0)) as ssize_t);
                 }
             }
-            Received::Plainly => return Some(got_bytes as ssize_t),
+            Received::Passthrough => return Some(got_bytes as ssize_t),
             Received::Done(Ok(len_bytes)) | Received::Part(len_bytes) => {
                 if flags & libc::MSG_PEEK == 0 {
                     counters::add(Counter::LaneReceivedBytes, by_reference_bytes);
@@ -296,7 +306,7 @@ fn leaves_at_mark(process: &Process, fd: ProgramFd) -> bool {
     if stream::is_at_mark(fd) != Ok(true) {
         return false;
     }
-    let is_plain = Section::enter().is_some_and(|_section| process.leave(fd));
+    let is_plain = Section::enter().is_some_and(|_section| process.make_passthrough(fd));
     if !is_plain {
         process::reset(fd, "bytes behind some out of band");
     }
@@ -313,7 +323,7 @@ fn wait_for_byte(fd: ProgramFd, flags: c_int) -> ssize_t {
 
 /// Returns the number of bytes that can be received at once; `None`: the kernel's count is right.
 pub fn receivable(fd: ProgramFd) -> Option<usize> {
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     let _section = Section::enter()?;
     process()?.receivable(fd)
 }

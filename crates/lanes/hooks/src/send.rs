@@ -1,20 +1,20 @@
 //! Sends on streams that may be lanes: large parts by reference, the rest unchanged.
 
-use super::lent::{Lent, copies, lend, with_copies as given_parts};
+use super::lent::{Lent, copy_stamped, lend, with_copies as given_parts};
 use crate::descriptors::end;
-use crate::meeting::note_large;
+use crate::startup::note_large;
 use core::ffi::c_int;
 use libc::{iovec, msghdr, ssize_t};
 use smallvec::SmallVec;
 use uncopy_capi::sending;
 use uncopy_core::stats::Counter;
-use uncopy_engine::arena::segment::Shared;
+use uncopy_engine::arena::segment::SharedBytes;
 use uncopy_engine::call::output::{self, Output};
-use uncopy_engine::call::placed::is_in_block;
+use uncopy_engine::call::shared_input::is_in_block;
 use uncopy_engine::state::counters;
 use uncopy_lanes::ends::End;
-use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, bytes_from, join};
-use uncopy_lanes::process::{Process, is_attended, process};
+use uncopy_lanes::message::{MIN_REFERENCE_BYTES, SendPart, SharedBuf, bytes_from, extend_shared};
+use uncopy_lanes::process::{Process, accepts_refs, process};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
 use uncopy_sys::iovec::Part;
@@ -42,15 +42,15 @@ pub fn send<'a>(
         note_large(fd, sent);
         return sent;
     };
-    let end = process.known(fd);
+    let end = process.find_end(fd);
     let is_literal = flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0;
     let is_large = |parts: &&[Part]| parts.iter().any(|part| part.len_bytes >= MIN_REFERENCE_BYTES);
-    if let Some(end) = end.as_ref().filter(|end| !is_literal && process.may_refer(end))
+    if let Some(end) = end.as_ref().filter(|end| !is_literal && process.may_send_refs(end))
         && let Some(parts) = parts().filter(is_large)
     {
         let sent = refer(Outgoing { process, fd, end }, parts, flags);
         // The descriptor may meanwhile have been found to be another end's.
-        return sent.unwrap_or_else(|| send_bytes(process, fd, process.known(fd), call));
+        return sent.unwrap_or_else(|| send_bytes(process, fd, process.find_end(fd), call));
     }
     send_bytes(process, fd, end, call)
 }
@@ -78,7 +78,7 @@ fn refer(at: Outgoing<'_>, parts: &[Part], flags: c_int) -> Option<ssize_t> {
         return Some(sent_bytes as ssize_t);
     }
     let rest = bytes_from(parts, sent_bytes, usize::MAX);
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(at.fd);
     // An edge-triggered program waits for EPOLLOUT after a short send, which comes only if the kernel itself had
     // no room: so the rest is offered to the kernel.
@@ -129,11 +129,11 @@ fn send_bytes(
     let sent = call();
     let sent_bytes = usize::try_from(sent).unwrap_or(0);
     match literal {
-        Some(literal) => literal.sent(sent_bytes),
+        Some(literal) => literal.finish(sent_bytes),
         None if sent_bytes >= MIN_REFERENCE_BYTES => {
-            let _errno = errno::Keep::new();
+            let _errno = errno::SavedErrno::new();
             if let Some(_section) = Section::enter() {
-                process.sent(fd);
+                process.note_large_send(fd);
             }
         }
         None => {}
@@ -142,31 +142,31 @@ fn send_bytes(
 }
 
 /// Sends by `call`, counted as a literal send; `bytes` extracts the number of bytes from its result.
-pub fn send_literally<T: Copy>(
+pub fn send_unchanged<T: Copy>(
     fd: ProgramFd,
     call: impl FnOnce() -> T,
     bytes: impl FnOnce(T) -> ssize_t,
 ) -> T {
-    let literal = process().and_then(|process| process.begin_literal(fd, process.known(fd)));
+    let literal = process().and_then(|process| process.begin_literal(fd, process.find_end(fd)));
     let sent = call();
     if let Some(literal) = literal {
-        literal.sent(usize::try_from(bytes(sent)).unwrap_or(0));
+        literal.finish(usize::try_from(bytes(sent)).unwrap_or(0));
     }
     sent
 }
 
 /// Transfers bytes between descriptors inside the kernel, by `call`. Tokens cannot be transferred, so if `from`
 /// has outstanding references, fails with EINVAL, as for descriptors that do not support the call.
-pub fn pass(from: ProgramFd, to: ProgramFd, call: impl FnOnce() -> ssize_t) -> ssize_t {
+pub fn transfer(from: ProgramFd, to: ProgramFd, call: impl FnOnce() -> ssize_t) -> ssize_t {
     let is_plain = process().is_none_or(|process| {
-        let _errno = errno::Keep::new();
-        Section::enter().is_none_or(|_section| process.leave(from))
+        let _errno = errno::SavedErrno::new();
+        Section::enter().is_none_or(|_section| process.make_passthrough(from))
     });
-    if !is_plain || is_attended(from) {
+    if !is_plain || accepts_refs(from) {
         errno::set(libc::EINVAL);
         return -1;
     }
-    send_literally(to, call, |sent| sent)
+    send_unchanged(to, call, |sent| sent)
 }
 
 /// Sends by reference as far as there is room. `None` if nothing was sent, and references are not possible now.
@@ -179,10 +179,10 @@ fn by_reference(
     may_lend: bool,
 ) -> Option<Result<usize, c_int>> {
     let Outgoing { process, fd, end } = at;
-    let outlet = {
-        let _errno = errno::Keep::new();
+    let send_target = {
+        let _errno = errno::SavedErrno::new();
         let _section = Section::enter()?;
-        process.outlet(fd, end, longest)?
+        process.send_target(fd, end, longest)?
     };
     // The kernel is to refuse unreadable parts.
     if !parts.iter().all(|part| is_in_block(*part) || is_readable(part.address, part.len_bytes)) {
@@ -197,15 +197,16 @@ fn by_reference(
         let _section = Section::enter()?;
         match &output {
             Some(output) => output.inspect(|parts| {
-                let mut parts: SmallVec<[Given<'_>; 16]> = parts.map(send_part).collect();
+                let mut parts: SmallVec<[SendPart<'_>; 16]> = parts.map(send_part).collect();
                 // SAFETY: the parts were found readable, or are the engine's, readable while `output` holds them.
-                unsafe { join(&mut parts) };
-                process.send(fd, &outlet, &parts, flags)
+                unsafe { extend_shared(&mut parts) };
+                process.send(fd, &send_target, &parts, flags)
             }),
             None => {
                 // SAFETY: the stamped bytes lie within the parts, which were found readable above.
-                let copies = unsafe { copies(process, &lent.stamped, |number| lent.was_copied(number)) };
-                process.send(fd, &outlet, &given_parts(parts, &copies), flags)
+                let copies =
+                    unsafe { copy_stamped(process, &lent.stamped, |number| lent.note_copied(number)) };
+                process.send(fd, &send_target, &given_parts(parts, &copies), flags)
             }
         }
     };
@@ -214,7 +215,7 @@ fn by_reference(
     }
     if let Some(output) = output {
         let sent_bytes = sent.as_ref().and_then(|sent| sent.as_ref().ok()).copied().unwrap_or(0);
-        output.left_by_lane(sent_bytes, MIN_REFERENCE_BYTES);
+        output.record_lane_send(sent_bytes, MIN_REFERENCE_BYTES);
         output.finish(sent_bytes);
     }
     sent.map(|sent| sent.map_err(|errno| errno.0))
@@ -225,7 +226,7 @@ fn count_sent(process: &Process, sent_bytes: usize) {
     counters::add(Counter::LaneCopiedBytes, process.take_copied_bytes());
 }
 
-fn send_part((part, shared): (Part, Option<&Shared>)) -> Given<'_> {
-    let kept = shared.and_then(|shared| shared.keeper().downcast_ref::<Kept>());
-    kept.map_or(Given::Plain(part), |kept| Given::Kept(part, kept))
+fn send_part((part, shared): (Part, Option<&SharedBytes>)) -> SendPart<'_> {
+    let kept = shared.and_then(|shared| shared.owner().downcast_ref::<SharedBuf>());
+    kept.map_or(SendPart::Plain(part), |kept| SendPart::Shared(part, kept))
 }

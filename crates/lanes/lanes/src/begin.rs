@@ -2,24 +2,24 @@
 
 extern crate alloc;
 use crate::board::Board;
+use crate::lane_thread::{LaneThread, Lanes, SOCKET_SUFFIX, board_bytes};
 use crate::process::{PROCESS, Process};
-use crate::service::{Lanes, SUFFIX, Service, board_bytes};
 use alloc::ffi::CString;
 use core::ffi::c_void;
 use uncopy_core::scope::Scope;
 use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
-use uncopy_sys::handler::Start;
+use uncopy_sys::handler::HandlerStart;
 use uncopy_sys::last_thread::{self, Role};
-use uncopy_sys::mem::{self, Shared};
+use uncopy_sys::mem::{self, SharedMemory};
 use uncopy_sys::sync::atomic::Ordering::Release;
 use uncopy_sys::{ids, wait};
 
 /// Longest sleep of the thread, milliseconds: it polls for memory that peers have returned.
 const SLEEP_MS: i32 = 1000;
 
-static START: Start = Start::new(Role::Lanes);
+static START: HandlerStart = HandlerStart::new(Role::Lanes);
 
 struct Config {
     directory: CString,
@@ -43,11 +43,11 @@ extern "C" fn serve(argument: *mut c_void) -> *mut c_void {
     // Before any descriptor is made: without a table of its own (seccomp), these are in the program's table.
     let (_, mut last_thread) = START.isolate([-1, -1]);
     match config.ok_or(Errno(libc::EINVAL)).and_then(make) {
-        Err(errno) => START.tell(Err(errno)),
+        Err(errno) => START.report(Err(errno)),
         Ok((process, mut service)) => {
-            START.tell(Ok(()));
+            START.report(Ok(()));
             while !process.is_stopping() {
-                service.turn();
+                service.run_pending();
                 let program = last_thread.fd().map(OwnFd::reference);
                 wait::for_any(service.descriptors().chain(program), SLEEP_MS);
                 if last_thread.has_ended(program.is_some_and(wait::is_ready)) {
@@ -57,7 +57,7 @@ extern "C" fn serve(argument: *mut c_void) -> *mut c_void {
             }
             if let Err(errno) = service.detach() {
                 // Otherwise peers' memory would stay mapped, or change under what the program has received.
-                mem::say(format_args!("uncopy: no memory to end lanes with ({errno:?})\n"));
+                mem::write_stderr(format_args!("uncopy: no memory to end lanes with ({errno:?})\n"));
                 std::process::abort();
             }
         }
@@ -66,19 +66,20 @@ extern "C" fn serve(argument: *mut c_void) -> *mut c_void {
 }
 
 /// Makes this process's lanes; runs in their thread.
-fn make(Config { directory, scope, max_bytes }: Config) -> Result<(&'static Process, Service), Errno> {
+fn make(Config { directory, scope, max_bytes }: Config) -> Result<(&'static Process, LaneThread), Errno> {
     let id = ids::random().filter(|id| *id != 0).ok_or(Errno(libc::EAGAIN))?;
-    let board = Shared::make(c"uncopy-board", board_bytes())?;
+    let board = SharedMemory::make(c"uncopy-board", board_bytes())?;
     // SAFETY: the mapping is a page-aligned `Board` that lives as long as the service; zero is valid for its
     // atomics.
     let words = unsafe { &*(board.base() as *const Board) };
     let directory = directory.to_str().map_err(|_| Errno(libc::EINVAL))?;
-    let path = CString::new(format!("{directory}/{id:016x}{SUFFIX}")).map_err(|_| Errno(libc::EINVAL))?;
+    let path =
+        CString::new(format!("{directory}/{id:016x}{SOCKET_SUFFIX}")).map_err(|_| Errno(libc::EINVAL))?;
     let process: &'static Process = Box::leak(Box::new(Process::new(Lanes::new(id, words), path, scope)));
     process.lanes().peers.pool.limit(max_bytes);
-    let service = Service::begin(process.lanes(), board, process.path(), || others(directory))?;
+    let service = LaneThread::begin(process.lanes(), board, process.path(), || others(directory))?;
     PROCESS.store(core::ptr::from_ref(process).cast_mut(), Release);
-    uncopy_trials::count_others(peers_cpu_ns);
+    uncopy_trials::count_peers(peers_cpu_ns);
     Ok((process, service))
 }
 
@@ -92,7 +93,7 @@ fn others(directory: &str) -> Vec<(u64, CString)> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let others = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
-        let id = u64::from_str_radix(name.strip_suffix(SUFFIX)?, 16).ok()?;
+        let id = u64::from_str_radix(name.strip_suffix(SOCKET_SUFFIX)?, 16).ok()?;
         Some((id, CString::new(entry.path().into_os_string().into_encoded_bytes()).ok()?))
     });
     others.collect()

@@ -59,12 +59,12 @@ pub struct Return {
     /// First page of the run.
     pub run: u32,
     /// Change of the run's holders.
-    pub what: Said,
+    pub kind: ReturnKind,
 }
 
 /// Change of the holders of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum ReturnKind {
     /// The holder has dropped one of its references.
     Released,
     /// The holder has sent a reference on to this process.
@@ -73,7 +73,7 @@ pub enum Said {
     NotShared(u64),
 }
 
-impl Said {
+impl ReturnKind {
     const fn words(self) -> (u32, u64) {
         match self {
             Self::Released => (0, 0),
@@ -179,7 +179,7 @@ pub struct Board {
 }
 
 impl Sending {
-    /// Marks the sender as busy. To be called before [`Receiving::attends`], by the sender.
+    /// Marks the sender as busy. To be called before [`Receiving::accepts_refs`], by the sender.
     pub fn begin(&self) {
         self.busy.store(1, Relaxed);
         // The fences on both sides form a Dekker pair: either a receiver that stops accepting references sees
@@ -257,7 +257,7 @@ impl Sending {
     }
 
     /// Withdraws the last `count` announcements, whose tokens were not sent. For the sender.
-    pub fn take_back(&self, count: u32) {
+    pub fn withdraw_last(&self, count: u32) {
         self.produced.store(self.produced.load(Relaxed).wrapping_sub(count), Release);
     }
 
@@ -289,7 +289,7 @@ pub struct Announcements<'a> {
 impl Announcements<'_> {
     /// True if there are announcements beyond the first `number`.
     #[must_use]
-    pub fn has_beyond(&self, number: u32) -> bool {
+    pub fn has_more_than(&self, number: u32) -> bool {
         self.sending.produced() != number && self.are_current()
     }
 
@@ -309,12 +309,12 @@ impl Announcements<'_> {
 impl Receiving {
     /// True if the receiver accepts references on this lane. For the sender, after [`Sending::begin`].
     #[must_use]
-    pub fn attends(&self, lane: u32) -> bool {
+    pub fn accepts_refs(&self, lane: u32) -> bool {
         lane != 0 && self.attention.load(Acquire) == lane
     }
 
     /// Starts accepting references on this lane, or on none if it is 0. For the receiver.
-    pub fn attend(&self, lane: u32) {
+    pub fn accept_refs(&self, lane: u32) {
         self.attention.store(lane, Release);
     }
 
@@ -360,7 +360,7 @@ impl Receiving {
     /// Returns the number of bytes that the receiver has read, or `None` if a read is in progress or `is_empty` is
     /// false. With an empty socket this is the number of bytes sent. For the sender.
     #[must_use]
-    pub fn quiet_bytes(&self, is_empty: impl FnOnce() -> bool) -> Option<u64> {
+    pub fn read_bytes_if_empty(&self, is_empty: impl FnOnce() -> bool) -> Option<u64> {
         let before = self.read_sequence.load(SeqCst);
         let read_bytes = self.read_bytes.load(Relaxed);
         let is_quiet = before.is_multiple_of(2) && is_empty() && self.read_sequence.load(SeqCst) == before;
@@ -377,7 +377,7 @@ impl Slot {
     /// Resets the slot for a new lane, without announcements. For the owner.
     pub fn clear(&self, lane: u32) {
         self.sending.lane.store(lane, Release);
-        self.receiving.attend(0);
+        self.receiving.accept_refs(0);
         self.receiving.consumed.store(0, Relaxed);
         self.receiving.read_sequence.store(0, Relaxed);
         self.receiving.read_bytes.store(0, Relaxed);
@@ -403,25 +403,25 @@ impl LinkPart {
     }
 
     /// Publishes that the peer's chunks below `chunks` are mapped. For the owner.
-    pub fn know_chunks(&self, chunks: u32) {
+    pub fn publish_mapped_chunks(&self, chunks: u32) {
         self.known_chunks.store(chunks, Release);
     }
 
     /// True if that chunk of the peer's is mapped.
     #[must_use]
-    pub fn knows_chunk(&self, chunk: u32) -> bool {
+    pub fn has_mapped_chunk(&self, chunk: u32) -> bool {
         chunk < self.known_chunks.load(Acquire)
     }
 
     /// Writes a return, given the peer's count of returns read. Returns false if the ring is full. For the owner.
     #[must_use]
-    pub fn say(&self, said: &Return, taken: u32) -> bool {
+    pub fn push_return(&self, said: &Return, taken: u32) -> bool {
         let produced = self.produced.load(Relaxed);
         if produced.wrapping_sub(taken) >= MAX_RETURNS {
             return false;
         }
         let entry = &self.ring[(produced % MAX_RETURNS) as usize];
-        let (kind, to) = said.what.words();
+        let (kind, to) = said.kind.words();
         entry.kind.store(kind, Relaxed);
         entry.to.store(to, Relaxed);
         entry.chunk.store(said.chunk, Relaxed);
@@ -432,24 +432,24 @@ impl LinkPart {
 
     /// Returns the return with this number, if there is one. For the peer.
     #[must_use]
-    pub fn said(&self, number: u32) -> Option<Return> {
+    pub fn return_at(&self, number: u32) -> Option<Return> {
         let ahead = self.produced.load(Acquire).wrapping_sub(number);
         if ahead == 0 || ahead > MAX_RETURNS {
             return None;
         }
         let entry = &self.ring[(number % MAX_RETURNS) as usize];
-        let what = Said::of_words(entry.kind.load(Relaxed), entry.to.load(Relaxed));
-        Some(Return { chunk: entry.chunk.load(Relaxed), run: entry.run.load(Relaxed), what })
+        let kind = ReturnKind::of_words(entry.kind.load(Relaxed), entry.to.load(Relaxed));
+        Some(Return { chunk: entry.chunk.load(Relaxed), run: entry.run.load(Relaxed), kind })
     }
 
     /// Returns the number of the peer's returns that this process has read.
     #[must_use]
-    pub fn taken(&self) -> u32 {
+    pub fn returns_read(&self) -> u32 {
         self.taken.load(Acquire)
     }
 
     /// Counts one of the peer's returns as read. For the owner.
-    pub fn take(&self) {
+    pub fn mark_return_read(&self) {
         self.taken.store(self.taken.load(Relaxed).wrapping_add(1), Release);
     }
 }

@@ -2,7 +2,7 @@
 //! is valid as long as a stamp is unchanged; the caller defines the stamp.
 
 extern crate alloc;
-use crate::message::Kept;
+use crate::message::SharedBuf;
 use alloc::collections::BTreeMap;
 use uncopy_sys::iovec::Part;
 
@@ -14,7 +14,7 @@ const MAX_COPIES: usize = 1024;
 struct Copy {
     len_bytes: usize,
     stamp: Stamp,
-    kept: Kept,
+    kept: SharedBuf,
 }
 
 /// Copies, by the address of their source.
@@ -33,13 +33,13 @@ impl Copies {
 
     /// Returns the copy of a part with this stamp, if there is one. The copy may be longer than the part.
     #[must_use]
-    pub fn find(&self, part: Part, stamp: Stamp) -> Option<Kept> {
+    pub fn find(&self, part: Part, stamp: Stamp) -> Option<SharedBuf> {
         let copy = self.by_address.get(&part.address)?;
-        (copy.len_bytes >= part.len_bytes && copy.stamp == stamp).then(|| copy.kept.again())
+        (copy.len_bytes >= part.len_bytes && copy.stamp == stamp).then(|| copy.kept.clone_handle())
     }
 
     /// Stores a copy, replacing the one whose source begins at the same address.
-    pub fn put(&mut self, part: Part, stamp: Stamp, kept: Kept) {
+    pub fn put(&mut self, part: Part, stamp: Stamp, kept: SharedBuf) {
         if self.by_address.len() >= MAX_COPIES && !self.by_address.contains_key(&part.address) {
             self.drop_one();
         }

@@ -4,7 +4,7 @@
 //! stream accepts references only from a moment when none is in progress and nobody else is known to read it,
 //! through another descriptor of the same socket or in the parent that it was inherited from.
 
-use uncopy_fdtable::{self as fdtable, DESCRIPTORS, Feature};
+use uncopy_fdtable::{self as fdtable, Feature, MAX_TRACKED_FDS};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
@@ -22,8 +22,8 @@ const RECEIVES: u32 = TOLD - 1;
 /// Fork depth of this process, from 1; saturates.
 static USER: AtomicU32 = AtomicU32::new(1);
 
-/// State of each descriptor below [`DESCRIPTORS`]; higher ones never become lanes.
-static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// State of each descriptor below [`MAX_TRACKED_FDS`]; higher ones never become lanes.
+static ALL: [AtomicU32; MAX_TRACKED_FDS] = [const { AtomicU32::new(0) }; MAX_TRACKED_FDS];
 
 /// Returns this process's fork depth as [`USERS`] holds it; `None` if it is too large to be counted.
 fn own_user() -> Option<u32> {
@@ -47,9 +47,9 @@ pub(crate) fn in_child() {
 }
 
 /// A plain receive in progress.
-pub struct Plain(Descriptor);
+pub struct PlainReceive(Descriptor);
 
-impl Drop for Plain {
+impl Drop for PlainReceive {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, AcqRel);
     }
@@ -59,21 +59,21 @@ impl Descriptor {
     /// True if the descriptor is a lane that accepts references.
     #[inline]
     #[must_use]
-    pub fn is_attended(self) -> bool {
+    pub fn accepts_refs(self) -> bool {
         self.0.load(Acquire) & ATTENDED != 0
     }
 
     /// Counts a plain receive in; `None` if the descriptor is a lane that accepts references.
     #[inline]
     #[must_use]
-    pub fn begin_plain(self) -> Option<Plain> {
+    pub fn begin_plain_receive(self) -> Option<PlainReceive> {
         let seen = self.0.fetch_add(1, AcqRel);
         if seen & ATTENDED != 0 {
             self.0.fetch_sub(1, AcqRel);
             return None;
         }
         self.note_user_of(seen);
-        Some(Plain(self))
+        Some(PlainReceive(self))
     }
 
     /// Notes this process as the first user, unless there is one.
@@ -92,12 +92,12 @@ impl Descriptor {
 
     /// Has the descriptor's closing reported to the lanes.
     fn note_known(self) {
-        fdtable::note(Feature::Lanes, self.1);
+        fdtable::track(Feature::Lanes, self.1);
     }
 
     /// Marks the descriptor as a lane that accepts references, unless receives may pass it by. Returns whether it
     /// did.
-    pub(crate) fn attend(self) -> bool {
+    pub(crate) fn accept_refs(self) -> bool {
         own_user().is_some_and(|own| self.0.compare_exchange(own, own | ATTENDED, AcqRel, Relaxed).is_ok())
     }
 
@@ -107,7 +107,7 @@ impl Descriptor {
     }
 
     /// Notes that the reason why the stream is no lane was reported. Returns true the first time.
-    pub(crate) fn note_told(self) -> bool {
+    pub(crate) fn mark_reported(self) -> bool {
         if self.0.load(Relaxed) & TOLD != 0 {
             return false;
         }
@@ -117,12 +117,12 @@ impl Descriptor {
     }
 
     /// Lets plain receives through again.
-    pub(crate) fn leave(self) {
+    pub(crate) fn stop_accepting_refs(self) {
         self.0.fetch_and(!ATTENDED, AcqRel);
     }
 
     /// Excludes the descriptor from becoming a lane until it is closed.
-    pub(crate) fn stay_plain(self) {
+    pub(crate) fn exclude(self) {
         self.0.fetch_or(DUPLICATED, AcqRel);
         self.note_known();
     }
@@ -139,6 +139,6 @@ impl Descriptor {
         if self.0.load(Relaxed) != 0 {
             self.0.fetch_and(RECEIVES, AcqRel);
         }
-        fdtable::forget(Feature::Lanes, self.1);
+        fdtable::untrack(Feature::Lanes, self.1);
     }
 }

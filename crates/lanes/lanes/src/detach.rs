@@ -20,10 +20,10 @@ use uncopy_sys::sync::Arc;
 /// # Errors
 /// The error of the mapping that failed; peers' memory may then still be mapped.
 pub(crate) fn detach(peers: &Peers, ends: &Ends) -> Result<(), Errno> {
-    peers.hear();
-    let known = peers.known();
+    peers.read_returns();
+    let known = peers.known_peers();
     let ends = ends.with_descriptors();
-    let bound: Vec<_> = ends.iter().filter_map(|(_, end)| Some((end, end.far()?))).collect();
+    let bound: Vec<_> = ends.iter().filter_map(|(_, end)| Some((end, end.remote_end()?))).collect();
     for peer in &known {
         let slots = bound.iter().filter(|(_, far)| Arc::ptr_eq(&far.peer, peer)).map(|(_, far)| far.slot);
         peer.detach_board(slots)?;
@@ -33,7 +33,7 @@ pub(crate) fn detach(peers: &Peers, ends: &Ends) -> Result<(), Errno> {
         // The lock ensures that a concurrent receive has the announcement outstanding, or holds its bytes.
         let receiver = end.receiver.lock();
         for announcement in receiver.outstanding(slot.sending.of(far.lane)) {
-            peers.hold_on(&announcement.reference);
+            peers.hold_while_known(&announcement.reference);
         }
     }
     known.iter().try_for_each(|peer| peer.detach_chunks())?;
@@ -45,7 +45,7 @@ pub(crate) fn detach(peers: &Peers, ends: &Ends) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use crate::board::{Announcement, Reference};
-    use crate::ends::Far;
+    use crate::ends::RemoteEnd;
     use crate::protocol::Stream;
     use crate::tests::two;
     use uncopy_sys::descriptor::ProgramFd;
@@ -67,7 +67,7 @@ mod tests {
         reader.peers.release(given);
         let ends = Ends::new();
         let end = ends.add(ProgramFd::new(5), STREAM, 9, reader.board).expect("a slot");
-        let far = Far { peer: Arc::clone(&of_sender), slot: 0, lane: 0 };
+        let far = RemoteEnd { peer: Arc::clone(&of_sender), slot: 0, lane: 0 };
         assert!(ends.bind(STREAM.mirrored(), far).is_some());
         assert!(
             sender.board.slots[0].sending.announce(&Announcement { at: 2, reference: share(&announced) }, 0)

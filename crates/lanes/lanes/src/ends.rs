@@ -27,7 +27,7 @@ use uncopy_sys::sync::atomic::{
 };
 
 /// The remote end of a stream.
-pub struct Far {
+pub struct RemoteEnd {
     /// Process that has the remote end.
     pub peer: Arc<Peer>,
     /// Slot of the remote end on the peer's board.
@@ -36,11 +36,11 @@ pub struct Far {
     pub lane: u32,
 }
 
-impl Far {
+impl RemoteEnd {
     /// True if the remote end accepts references.
     #[must_use]
-    pub fn attends(&self) -> bool {
-        self.peer.slot(self.slot).is_some_and(|slot| slot.receiving.attends(self.lane))
+    pub fn accepts_refs(&self) -> bool {
+        self.peer.slot(self.slot).is_some_and(|slot| slot.receiving.accepts_refs(self.lane))
     }
 
     /// True if the remote end pauses references.
@@ -67,7 +67,7 @@ pub struct End {
     pub lane: u32,
     /// Number of descriptors of this end; protected by the lock of [`Ends`].
     descriptors: AtomicU32,
-    far: Guarded<Option<Arc<Far>>>,
+    far: Guarded<Option<Arc<RemoteEnd>>>,
     is_bound: AtomicBool,
     /// True while the end is counted as one whose remote end is unknown.
     is_unpaired: AtomicBool,
@@ -112,7 +112,7 @@ impl End {
 
     /// Returns the remote end, if it is known.
     #[must_use]
-    pub fn far(&self) -> Option<Arc<Far>> {
+    pub fn remote_end(&self) -> Option<Arc<RemoteEnd>> {
         if !self.is_bound.load(Acquire) { None } else { self.far.lock().clone() }
     }
 
@@ -156,7 +156,7 @@ impl End {
 
     /// Sets the remote end; returns whether one was set before. If that was a different one, two processes have or
     /// had the remote end, and tokens cannot be attributed to either: the end becomes literal.
-    fn bind(&self, far: Far) -> bool {
+    fn bind(&self, far: RemoteEnd) -> bool {
         let known = &mut *self.far.lock();
         if let Some(known) = known {
             if !known.is(&far) {
@@ -170,16 +170,16 @@ impl End {
     }
 
     /// Starts accepting references at this end.
-    pub fn attend(&self, own: &Slot) {
+    pub fn accept_refs(&self, own: &Slot) {
         if !self.has_ended() && !self.accepts_refs.swap(true, Release) {
-            own.receiving.attend(self.lane);
+            own.receiving.accept_refs(self.lane);
         }
     }
 
     /// Stops accepting references at this end.
-    pub fn withdraw(&self, own: &Slot) {
+    pub fn refuse_refs(&self, own: &Slot) {
         if self.accepts_refs.swap(false, Release) {
-            own.receiving.attend(0);
+            own.receiving.accept_refs(0);
         }
     }
 
@@ -193,13 +193,13 @@ impl End {
             let longer = (last * 4).clamp(1, MAX_BACKOFF);
             let (next, wait) = if pauses_refs { (last.max(1), 0) } else { (longer, longer) };
             self.backoff.store(next << 32 | wait, Relaxed);
-            self.withdraw(own);
+            self.refuse_refs(own);
         }
         loses
     }
 
     /// True if references are to be accepted again. To be asked after each large plain receive.
-    pub fn is_due(&self) -> bool {
+    pub fn should_resume_refs(&self) -> bool {
         let backoff = self.backoff.load(Relaxed);
         let is_due = backoff as u32 == 0;
         if !is_due {
@@ -209,7 +209,7 @@ impl End {
     }
 
     /// True if the end has never stopped accepting references.
-    pub fn is_first(&self) -> bool {
+    pub fn has_never_stopped(&self) -> bool {
         self.backoff.load(Relaxed) == 0
     }
 
@@ -283,7 +283,7 @@ struct Inner {
     by_stream: BTreeMap<Key, Arc<End>>,
     free_slots: Vec<u32>,
     /// Slots of closed ends whose remote end may still receive something.
-    closed: Vec<(u32, Arc<Far>)>,
+    closed: Vec<(u32, Arc<RemoteEnd>)>,
     /// Number of slots used so far.
     slots: u32,
     /// Number of lanes assigned so far.
@@ -293,7 +293,7 @@ struct Inner {
 impl Inner {
     fn put(&mut self, fd: ProgramFd, end: &Arc<End>) {
         end.descriptors.fetch_add(1, Relaxed);
-        fdtable::note(Feature::Lanes, fd);
+        fdtable::track(Feature::Lanes, fd);
         if let Some(before) = self.by_fd.insert(fd, Arc::clone(end)) {
             before.descriptors.fetch_sub(1, Relaxed);
         }
@@ -430,7 +430,7 @@ impl Ends {
     }
 
     /// Releases the slot of a closed end, for reuse once the remote end `far`, if any, no longer needs it.
-    pub fn give_slot(&self, slot: u32, far: Option<Arc<Far>>) {
+    pub fn release_slot(&self, slot: u32, far: Option<Arc<RemoteEnd>>) {
         let inner = &mut *self.inner.lock();
         match far {
             None => inner.free_slots.push(slot),
@@ -440,7 +440,7 @@ impl Ends {
 
     /// Binds the local end of a stream to a peer's end. Returns the local end if it was not bound before.
     #[must_use]
-    pub fn bind(&self, stream: Stream, far: Far) -> Option<Arc<End>> {
+    pub fn bind(&self, stream: Stream, far: RemoteEnd) -> Option<Arc<End>> {
         let end = Arc::clone(self.inner.lock().by_stream.get(&key(stream.mirrored()))?);
         (!end.bind(far)).then_some(end)
     }
@@ -460,10 +460,10 @@ impl Ends {
     /// Unbinds the ends of peers that are gone. Their earlier announcements are still received.
     pub fn unbind(&self, board: &Board) {
         for end in self.all() {
-            if end.far().is_some_and(|far| far.peer.is_gone()) {
+            if end.remote_end().is_some_and(|far| far.peer.is_gone()) {
                 end.end();
                 if let Some(own) = board.slots.get(end.slot as usize) {
-                    end.withdraw(own);
+                    end.refuse_refs(own);
                 }
             }
         }
@@ -471,9 +471,9 @@ impl Ends {
 
     /// True if an end may still receive a reference to memory of `process`, or one that it has announced.
     #[must_use]
-    pub fn awaits(&self, process: u64) -> bool {
+    pub fn may_receive_from(&self, process: u64) -> bool {
         self.all().iter().any(|end| {
-            let Some(far) = end.far() else { return false };
+            let Some(far) = end.remote_end() else { return false };
             let Some(slot) = far.peer.slot(far.slot) else { return false };
             let receiver = end.receiver.lock();
             if far.peer.id() == process {

@@ -1,13 +1,13 @@
 //! Lanes across fork. A child may use its parent's descriptors, and cannot interpret tokens sent later. So nothing
 //! goes by reference from before a fork until every child has executed another program or ended. Streams that such
-//! a program keeps are permanently literal, see [`handed`]. The parent keeps the memory of what was announced
+//! a program keeps are permanently literal, see [`shared_streams`]. The parent keeps the memory of what was announced
 //! before and not received; a child that reads there gets a connection reset.
 
-use crate::handed;
+use crate::shared_streams;
 use uncopy_sys::descriptor::{OwnSlot, ProgramFd};
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::last_thread::{self, Role};
-use uncopy_sys::lifeline::{self, Heard, Lifeline};
+use uncopy_sys::lifeline::{self, Lifeline, LifelineEvent};
 use uncopy_sys::lock::Lock;
 use uncopy_sys::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -55,14 +55,14 @@ pub(crate) fn parent() {
 /// Resumes in the child, before its cached thread id is reset. `has_own_descriptors`: unless CLONE_FILES.
 pub(crate) fn child(has_own_descriptors: bool) {
     FORKING.unlock();
-    last_thread::in_child(Role::Lanes, has_own_descriptors);
+    last_thread::reset_in_child(Role::Lanes, has_own_descriptors);
     HAS_CHILDREN.store(false, Relaxed);
     IS_UNWATCHED.store(false, Relaxed);
     for watched in CHILDREN.iter().filter_map(OwnSlot::take) {
-        watched.end_in_child(has_own_descriptors);
+        watched.close_in_child(has_own_descriptors);
     }
     if let Some(Lifeline { watched, held }) = LINE.lock().take() {
-        watched.end_in_child(has_own_descriptors);
+        watched.close_in_child(has_own_descriptors);
         match HELD.iter().find(|slot| slot.get().is_none()) {
             Some(slot) => drop(slot.replace(Some(held))),
             // No slot is free: the descriptor stays open until the process ends.
@@ -72,9 +72,9 @@ pub(crate) fn child(has_own_descriptors: bool) {
 }
 
 /// Tells the processes that watch this one that a program about to be executed keeps the socket with this cookie.
-pub(crate) fn say(cookie: u64) {
+pub(crate) fn report_kept_socket(cookie: u64) {
     for held in HELD.iter().filter_map(OwnSlot::get) {
-        lifeline::say(held, cookie);
+        lifeline::send_word(held, cookie);
     }
 }
 
@@ -82,11 +82,11 @@ pub(crate) fn say(cookie: u64) {
 fn is_alive(slot: &OwnSlot) -> bool {
     let Some(watched) = slot.get() else { return false };
     loop {
-        match lifeline::hear(watched) {
-            Heard::Nothing => return true,
+        match lifeline::next_event(watched) {
+            LifelineEvent::Nothing => return true,
             // The child executes a program that keeps this socket.
-            Heard::Said(cookie) => handed::note(cookie),
-            Heard::Ended => {
+            LifelineEvent::Word(cookie) => shared_streams::note_shared(cookie),
+            LifelineEvent::Ended => {
                 drop(slot.take());
                 return false;
             }

@@ -1,8 +1,8 @@
-//! Handing streams over to other processes, as [`handed`](crate::handed) defines it: before exec, before a program
+//! Handing streams over to other processes, as [`shared_streams`](crate::shared_streams) defines it: before exec, before a program
 //! is spawned, when a descriptor is sent, and before the process loses rights.
 
-use crate::handed::{note, note_all};
 use crate::process::process;
+use crate::shared_streams::{note_all_shared, note_shared};
 use crate::{forks, process};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::Part;
@@ -24,13 +24,13 @@ fn each_stream(mut each: impl FnMut(ProgramFd, u64)) {
         }
     };
     if fd::each_open(each).is_err() {
-        note_all();
+        note_all_shared();
     }
 }
 
 /// Notes all open streams as inherited: the process that started this one may have them too.
 pub fn note_inherited() {
-    each_stream(|_, cookie| note(cookie));
+    each_stream(|_, cookie| note_shared(cookie));
 }
 
 /// Prepares for an exec in this process (`is_owner`) or in a vfork child that shares its memory. The new program
@@ -56,7 +56,7 @@ fn hand_on(is_read: impl Fn(ProgramFd) -> bool) {
 }
 
 /// Hands over a descriptor that is sent to another process, or was received from one.
-pub fn pass(fd: ProgramFd) {
+pub fn hand_over(fd: ProgramFd) {
     if let Some(cookie) = stream(fd) {
         hand(fd, cookie, true);
     }
@@ -64,9 +64,9 @@ pub fn pass(fd: ProgramFd) {
 
 /// Hands a socket over. `is_read`: the recipient is going to read it.
 fn hand(fd: ProgramFd, cookie: u64, is_read: bool) {
-    note(cookie);
-    forks::say(cookie);
-    let is_plain = process().map_or_else(|| !process::is_attended(fd), |process| process.end_socket(cookie));
+    note_shared(cookie);
+    forks::report_kept_socket(cookie);
+    let is_plain = process().map_or_else(|| !process::accepts_refs(fd), |process| process.end_socket(cookie));
     if !is_plain && is_read {
         reset(fd);
     }
@@ -74,10 +74,10 @@ fn hand(fd: ProgramFd, cookie: u64, is_read: bool) {
 
 /// Resets a connection whose announced bytes were not all received.
 fn reset(fd: ProgramFd) {
-    uncopy_sys::mem::say(format_args!(
+    uncopy_sys::mem::write_stderr(format_args!(
         "uncopy: a connection is reset: it was handed over with bytes unread that lie in shared memory\n"
     ));
-    socket::reset(fd);
+    socket::shut_down(fd);
     let mut bytes = [0u8; 4096];
     let room = Part { address: bytes.as_mut_ptr() as usize, len_bytes: bytes.len() };
     // Nothing follows a reset, but the loop is bounded in case something does.
@@ -107,7 +107,7 @@ pub fn detach() {
 }
 
 fn end_every(unread: impl Fn(ProgramFd, bool)) {
-    note_all();
+    note_all_shared();
     if let Some(process) = process() {
         process.end_every(unread);
         process.stop();

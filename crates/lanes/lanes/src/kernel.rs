@@ -8,7 +8,7 @@ use uncopy_net::name;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
-use uncopy_sys::{diag, socket, stream, unix};
+use uncopy_sys::{sock_diag, socket, stream, unix};
 
 const NO_INODE: u64 = 0;
 
@@ -19,7 +19,7 @@ pub(crate) fn stream_of(fd: ProgramFd) -> Option<Stream> {
         _ if kind != libc::SOCK_STREAM => None,
         libc::AF_UNIX => net_stream(fd).or_else(|| unix_stream(fd)),
         libc::AF_INET | libc::AF_INET6 if protocol == libc::IPPROTO_TCP => {
-            let [near, far] = socket::ends(fd)?.map(|address| parse(&address));
+            let [near, far] = socket::addresses(fd)?.map(|address| parse(&address));
             Some(Stream::Tcp { namespace: socket::namespace(fd).ok()?, near: near?, far: far? })
         }
         _ => None,
@@ -38,7 +38,7 @@ fn net_stream(fd: ProgramFd) -> Option<Stream> {
 /// Returns the stream of a connected UNIX socket. If its peer cannot be determined, as in another network
 /// namespace, returns a stream that matches no remote end, so that it is not looked up again.
 fn unix_stream(fd: ProgramFd) -> Option<Stream> {
-    match diag::unix_ends(fd) {
+    match sock_diag::unix_inodes(fd) {
         Ok([near, far]) => Some(Stream::Unix { near, far }),
         Err(Errno(libc::ENOENT | libc::EPROTONOSUPPORT | libc::EPERM | libc::EACCES)) => {
             Some(Stream::Unix { near: socket::cookie(fd).ok()?, far: NO_INODE })
@@ -82,7 +82,7 @@ pub(crate) fn read_bytes(fd: ProgramFd) -> Option<u64> {
 /// (SO_RCVLOWAT): a token is one byte, whatever it stands for. Later changes of these options are seen by the hook
 /// of setsockopt.
 pub(crate) fn needs_every_byte(fd: ProgramFd) -> bool {
-    socket::has_upper_layer(fd) || socket::least_bytes(fd) != Ok(1)
+    socket::has_upper_layer(fd) || socket::receive_low_water_bytes(fd) != Ok(1)
 }
 
 /// Kernel side of one end, with its slots.
@@ -132,7 +132,7 @@ impl send::Socket for Kernel<'_> {
         }
         self.end.sent_bytes().or_else(|| {
             let is_empty = || stream::unsent(self.fd) == Ok(0);
-            let sent = self.far.receiving.quiet_bytes(is_empty)?;
+            let sent = self.far.receiving.read_bytes_if_empty(is_empty)?;
             self.end.count_from(sent);
             Some(sent)
         })

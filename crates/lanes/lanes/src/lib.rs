@@ -17,12 +17,12 @@
 //! | `kernel` | the sockets |
 //! | [`message`] | parts of a message that is sent or received |
 //! | [`receive`], [`send`] | tokens and references in a stream |
-//! | [`service`] | the thread that makes links |
+//! | [`lane_thread`] | the thread that makes links |
 //! | [`process`] | the interface for hooks |
 //! | [`mod@begin`] | start of a process's lanes |
 //! | `detach` | end of all links of a process that lives on |
 //! | [`forks`] | lanes across fork |
-//! | [`handed`] | streams that other processes may have too |
+//! | [`shared_streams`] | streams that other processes may have too |
 //! | [`handover`] | handing a stream over to another process |
 //! | `oracles` | hostile peers, for tests and fuzzing |
 //! | [`outcome`] | statistics of streams, by outcome |
@@ -48,11 +48,11 @@ pub mod ends;
 #[cfg(not(loom))]
 pub mod forks;
 #[cfg(not(loom))]
-pub mod handed;
-#[cfg(not(loom))]
 pub mod handover;
 #[cfg(not(loom))]
 mod kernel;
+#[cfg(not(loom))]
+pub mod lane_thread;
 #[cfg(not(loom))]
 pub mod message;
 #[cfg(all(not(loom), any(test, feature = "oracles")))]
@@ -76,7 +76,7 @@ pub mod runs;
 #[cfg(not(loom))]
 pub mod send;
 #[cfg(not(loom))]
-pub mod service;
+pub mod shared_streams;
 
 #[cfg(all(test, loom))]
 mod models;

@@ -1,8 +1,8 @@
 //! The parts of a message: memory of the program, and bytes kept in shared memory.
 
-use crate::peers::{Held, Peers};
+use crate::lane_thread::Lanes;
+use crate::peers::{HeldBytes, Peers};
 use crate::send::{MAX_REFERENCE_BYTES, Piece};
-use crate::service::Lanes;
 use smallvec::SmallVec;
 use uncopy_sys::bytes;
 use uncopy_sys::iovec::Part;
@@ -13,27 +13,27 @@ use uncopy_sys::sync::Arc;
 pub const MIN_REFERENCE_BYTES: usize = 32 << 10;
 
 /// Shared memory that stays mapped and unchanged until this value is dropped.
-pub struct Kept {
-    held: Option<Arc<Held>>,
+pub struct SharedBuf {
+    held: Option<Arc<HeldBytes>>,
     lanes: &'static Lanes,
 }
 
-impl Kept {
+impl SharedBuf {
     /// Wraps held memory in a handle.
     #[must_use]
-    pub const fn of(held: Option<Arc<Held>>, lanes: &'static Lanes) -> Self {
+    pub const fn of(held: Option<Arc<HeldBytes>>, lanes: &'static Lanes) -> Self {
         Self { held, lanes }
     }
 
     /// Returns another handle to the same bytes.
     #[must_use]
-    pub fn again(&self) -> Self {
+    pub fn clone_handle(&self) -> Self {
         Self { held: self.held.clone(), lanes: self.lanes }
     }
 
     /// Returns the held memory.
     #[must_use]
-    pub fn held(&self) -> Option<&Held> {
+    pub fn held(&self) -> Option<&HeldBytes> {
         self.held.as_deref()
     }
 
@@ -53,7 +53,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for SharedBuf {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
         if self.lanes.is_abandoned() {
@@ -67,11 +67,11 @@ impl Drop for Kept {
 
 /// A part to be sent.
 #[derive(Clone, Copy)]
-pub enum Given<'a> {
+pub enum SendPart<'a> {
     /// Memory of the program.
     Plain(Part),
     /// Bytes kept in shared memory.
-    Kept(Part, &'a Kept),
+    Shared(Part, &'a SharedBuf),
 }
 
 /// Maximum length of a plain part that is compared with the bytes adjacent to a kept part, bytes.
@@ -82,7 +82,7 @@ const MAX_EDGE_BYTES: usize = 4 * uncopy_core::addr::PAGE_BYTES;
 ///
 /// # Safety
 /// Plain parts must be readable.
-pub unsafe fn join<'a>(parts: &mut SmallVec<[Given<'a>; 16]>) {
+pub unsafe fn extend_shared<'a>(parts: &mut SmallVec<[SendPart<'a>; 16]>) {
     let is_same = |at: usize, part: Part| {
         // SAFETY: `at` and the following `len_bytes` lie within a held range, which stays mapped and unchanged;
         // `part` is a plain part, readable as the caller guarantees.
@@ -90,11 +90,11 @@ pub unsafe fn join<'a>(parts: &mut SmallVec<[Given<'a>; 16]>) {
     };
     let mut at = 0;
     while at < parts.len() {
-        if let Given::Kept(mut part, kept) = parts[at]
+        if let SendPart::Shared(mut part, kept) = parts[at]
             && let Some(held) = kept.held()
         {
             let end = held.address() + held.len_bytes();
-            if let Some(Given::Plain(next)) = parts.get(at + 1)
+            if let Some(SendPart::Plain(next)) = parts.get(at + 1)
                 && next.len_bytes <= MAX_EDGE_BYTES.min(end - (part.address + part.len_bytes))
                 && is_same(part.address + part.len_bytes, *next)
             {
@@ -102,7 +102,7 @@ pub unsafe fn join<'a>(parts: &mut SmallVec<[Given<'a>; 16]>) {
                 parts.remove(at + 1);
             }
             if at > 0
-                && let Given::Plain(before) = parts[at - 1]
+                && let SendPart::Plain(before) = parts[at - 1]
                 && before.len_bytes <= MAX_EDGE_BYTES.min(part.address - held.address())
                 && is_same(part.address - before.len_bytes, before)
             {
@@ -111,16 +111,16 @@ pub unsafe fn join<'a>(parts: &mut SmallVec<[Given<'a>; 16]>) {
                 parts.remove(at - 1);
                 at -= 1;
             }
-            parts[at] = Given::Kept(part, kept);
+            parts[at] = SendPart::Shared(part, kept);
         }
         at += 1;
     }
 }
 
-impl Given<'_> {
+impl SendPart<'_> {
     const fn part(&self) -> Part {
         match self {
-            Self::Plain(part) | Self::Kept(part, _) => *part,
+            Self::Plain(part) | Self::Shared(part, _) => *part,
         }
     }
 }
@@ -128,8 +128,8 @@ impl Given<'_> {
 /// A part to be sent, after large plain parts were copied into shared memory.
 pub(crate) enum Prepared<'a> {
     Literal(Part),
-    Copied(Held),
-    Kept(Part, &'a Held),
+    Copied(HeldBytes),
+    Shared(Part, &'a HeldBytes),
 }
 
 impl Prepared<'_> {
@@ -137,7 +137,7 @@ impl Prepared<'_> {
         match self {
             Self::Literal(part) => Piece::Literal(*part),
             Self::Copied(held) => Piece::Shared { held, offset_bytes: 0, len_bytes: held.len_bytes() },
-            Self::Kept(part, held) => {
+            Self::Shared(part, held) => {
                 let offset_bytes = part.address - held.address();
                 Piece::Shared { held, offset_bytes, len_bytes: part.len_bytes }
             }
@@ -148,7 +148,7 @@ impl Prepared<'_> {
 /// Copies large plain parts into shared memory as far as there is room; other parts stay as they are. Calls
 /// `want_room` where there is none.
 pub(crate) fn prepare<'a>(
-    parts: &[Given<'a>],
+    parts: &[SendPart<'a>],
     peers: &Peers,
     mut want_room: impl FnMut(),
 ) -> SmallVec<[Prepared<'a>; 8]> {
@@ -156,15 +156,15 @@ pub(crate) fn prepare<'a>(
     for given in parts {
         let mut rest = given.part();
         if rest.len_bytes >= MIN_REFERENCE_BYTES
-            && let Given::Kept(part, kept) = given
+            && let SendPart::Shared(part, kept) = given
             && let Some(held) = kept.held()
         {
-            prepared.push(Prepared::Kept(*part, held));
+            prepared.push(Prepared::Shared(*part, held));
             continue;
         }
         while rest.len_bytes >= MIN_REFERENCE_BYTES {
             let len_bytes = rest.len_bytes.min(MAX_REFERENCE_BYTES);
-            let Some(held) = peers.take(len_bytes) else {
+            let Some(held) = peers.alloc(len_bytes) else {
                 want_room();
                 break;
             };
@@ -183,26 +183,26 @@ pub(crate) fn prepare<'a>(
 
 /// Offered a part and the address of the bytes that belong there. Either takes the part, and keeps the bytes by
 /// calling the third argument, or returns false: then they are copied.
-pub trait Place: FnMut(Part, usize, &dyn Fn() -> Kept) -> bool {}
-impl<F: FnMut(Part, usize, &dyn Fn() -> Kept) -> bool> Place for F {}
+pub trait PlaceByRef: FnMut(Part, usize, &dyn Fn() -> SharedBuf) -> bool {}
+impl<F: FnMut(Part, usize, &dyn Fn() -> SharedBuf) -> bool> PlaceByRef for F {}
 
 /// Delivers held bytes, from an offset on, into the parts. Returns the number of bytes delivered.
 ///
 /// # Safety
 /// The parts must be writable memory.
 pub(crate) unsafe fn deliver(
-    held: Arc<Held>,
+    held: Arc<HeldBytes>,
     lanes: &'static Lanes,
     offset_bytes: usize,
     parts: &[Part],
-    place: &mut impl Place,
+    place: &mut impl PlaceByRef,
 ) -> usize {
-    let kept = Kept::of(Some(held), lanes);
+    let kept = SharedBuf::of(Some(held), lanes);
     let Some(held) = &kept.held else { return 0 };
     let mut delivered = 0;
     for part in first_bytes(parts, held.len_bytes() - offset_bytes) {
         let from = held.address() + offset_bytes + delivered;
-        if !place(part, from, &|| Kept::of(Some(Arc::clone(held)), lanes)) {
+        if !place(part, from, &|| SharedBuf::of(Some(Arc::clone(held)), lanes)) {
             // SAFETY: `from` and the following `len_bytes` lie within a held range, which stays mapped; the caller
             // guarantees that the part is writable, and it is the program's, so the two do not overlap.
             unsafe { bytes::copy(part.address as *mut u8, from as *const u8, part.len_bytes) };

@@ -34,7 +34,7 @@ impl Two {
     /// Sends a reference if the receiver accepts references.
     fn send(&self) {
         self.sender.sending.begin();
-        if self.receiver.receiving.attends(LANE) && self.announce() {
+        if self.receiver.receiving.accepts_refs(LANE) && self.announce() {
             self.socket.store(TOKEN, Release);
         }
         self.sender.sending.end();
@@ -44,7 +44,7 @@ impl Two {
     fn send_in_vain(&self) {
         self.sender.sending.begin();
         if self.announce() {
-            self.sender.sending.take_back(1);
+            self.sender.sending.withdraw_last(1);
         }
         self.sender.sending.end();
     }
@@ -54,10 +54,10 @@ impl Two {
 fn after_a_withdrawal_nothing_is_announced_that_was_not_seen() {
     check(3, || {
         let two = Arc::new(Two::default());
-        two.receiver.receiving.attend(LANE);
+        two.receiver.receiving.accept_refs(LANE);
         let sender = Arc::clone(&two);
         let sender = spawn(move || sender.send());
-        two.receiver.receiving.attend(0);
+        two.receiver.receiving.accept_refs(0);
         // The order matters: busy first, then the number of announcements.
         let seen = (!two.sender.sending.is_busy()).then(|| two.sender.sending.produced());
         sender.join().expect("thread");
@@ -72,7 +72,7 @@ fn after_a_withdrawal_nothing_is_announced_that_was_not_seen() {
 fn what_is_announced_as_a_token_is_one() {
     check(3, || {
         let two = Arc::new(Two::default());
-        two.receiver.receiving.attend(LANE);
+        two.receiver.receiving.accept_refs(LANE);
         let sender = Arc::clone(&two);
         let sender = spawn(move || {
             sender.send_in_vain();
@@ -113,7 +113,7 @@ fn what_is_announced_anew_finds_the_room_that_was_made() {
 fn a_token_is_announced_before_it_is_there() {
     check(3, || {
         let two = Arc::new(Two::default());
-        two.receiver.receiving.attend(LANE);
+        two.receiver.receiving.accept_refs(LANE);
         let sender = Arc::clone(&two);
         let sender = spawn(move || sender.send());
         if two.socket.load(Acquire) == TOKEN {
@@ -136,10 +136,10 @@ fn a_slot_that_comes_to_be_another_ends_announces_nothing_to_the_first() {
             assert!(sender.announce());
         });
         assert_eq!(two.sender.sending.of(LANE).get(0), None);
-        assert!(!two.sender.sending.of(LANE).has_beyond(0));
+        assert!(!two.sender.sending.of(LANE).has_more_than(0));
         sender.join().expect("thread");
         assert_eq!(two.sender.sending.of(LANE).get(0), None);
-        assert!(two.sender.sending.of(LANE + 1).has_beyond(0));
+        assert!(two.sender.sending.of(LANE + 1).has_more_than(0));
     });
 }
 
@@ -154,7 +154,7 @@ fn a_count_that_is_quiet_is_what_was_read() {
             receiver.socket.store(0, Release);
             receiver.receiver.receiving.end_reading(1);
         });
-        let quiet = two.receiver.receiving.quiet_bytes(|| two.socket.load(Acquire) == 0);
+        let quiet = two.receiver.receiving.read_bytes_if_empty(|| two.socket.load(Acquire) == 0);
         assert!(quiet.is_none_or(|bytes| bytes == 1), "{quiet:?} of 1 was read");
         receiver.join().expect("thread");
     });

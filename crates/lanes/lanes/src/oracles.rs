@@ -3,15 +3,15 @@
 //! there is.
 
 use crate::board::{Announcements, Board, LinkPart, Slot};
-use crate::peers::{Held, Peer, Peers};
+use crate::lane_thread::board_bytes;
+use crate::peers::{HeldBytes, Peer, Peers};
 use crate::pool::CHUNK_BYTES;
 use crate::protocol::Message;
 use crate::receive::{Next, Receiver, Socket};
-use crate::service::board_bytes;
 use std::cell::Cell;
 use std::sync::{Mutex, OnceLock};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::mem::Shared;
+use uncopy_sys::mem::SharedMemory;
 use uncopy_sys::sync::Arc;
 
 const LANE: u32 = 1;
@@ -23,7 +23,7 @@ const MAX_RECEIVES: usize = 64;
 ///
 /// # Panics
 /// If they are not.
-pub fn link(data: &[u8]) {
+pub fn message_words(data: &[u8]) {
     let words: Vec<u64> =
         data.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect();
     if let Some(message) = Message::parse(&words) {
@@ -70,7 +70,8 @@ struct Stage {
 }
 
 fn board() -> Option<&'static Board> {
-    let shared: &'static Shared = Box::leak(Box::new(Shared::make(c"board", board_bytes()).ok()?));
+    let shared: &'static SharedMemory =
+        Box::leak(Box::new(SharedMemory::make(c"board", board_bytes()).ok()?));
     // SAFETY: the mapping is a page-aligned `Board`, never unmapped; zero is valid for its atomics.
     Some(unsafe { &*(shared.base() as *const Board) })
 }
@@ -79,12 +80,12 @@ impl Stage {
     fn new() -> Option<Self> {
         let own = board()?;
         own.links[0].begin(PEER);
-        let shared = Shared::make(c"board", board_bytes()).ok()?;
+        let shared = SharedMemory::make(c"board", board_bytes()).ok()?;
         // SAFETY: the mapping has the length of a `Board` and is page-aligned; `peer`, which owns it, lives as
         // long as the stage; any bytes are valid for a board's atomics.
         let theirs = unsafe { &*(shared.base() as *const Board) };
         let peer = Arc::new(Peer::new(PEER, shared, 0, &own.links[0]));
-        peer.add_chunk(Shared::make(c"chunk", CHUNK_BYTES).ok()?);
+        peer.add_chunk(SharedMemory::make(c"chunk", CHUNK_BYTES).ok()?);
         let peers = Peers::new(THIS);
         let _ = peers.add(peer);
         Some(Self { peers, theirs, own })
@@ -105,19 +106,19 @@ impl Stage {
     /// Reads the returns that were written for the peer, so that their ring does not fill up.
     fn hear(&self) {
         let (theirs, own): (&LinkPart, &LinkPart) = (&self.theirs.links[0], &self.own.links[0]);
-        while own.said(theirs.taken()).is_some() {
-            theirs.take();
+        while own.return_at(theirs.returns_read()).is_some() {
+            theirs.mark_return_read();
         }
         if let Some(peer) = self.peers.find(PEER) {
-            while !peer.say_rest() {
-                while own.said(theirs.taken()).is_some() {
-                    theirs.take();
+            while !peer.flush_returns() {
+                while own.return_at(theirs.returns_read()).is_some() {
+                    theirs.mark_return_read();
                 }
             }
         }
     }
 
-    fn release(&self, held: Arc<Held>) {
+    fn release(&self, held: Arc<HeldBytes>) {
         if let Some(held) = Arc::into_inner(held) {
             self.peers.release(held);
         }
@@ -163,7 +164,7 @@ impl Stage {
     }
 }
 
-fn touch(held: &Held) {
+fn touch(held: &HeldBytes) {
     for at in [held.address(), held.address() + held.len_bytes() - 1] {
         // SAFETY: `at` lies within a held range, which must be mapped; a signal otherwise is the failure looked
         // for.

@@ -6,7 +6,7 @@ use uncopy_core::streams::Outcome;
 static TELL: OnceLock<fn(Outcome, i64)> = OnceLock::new();
 
 /// Sets the callback for changes of the counts; called from any thread, inside a critical section.
-pub fn tell_by(tell: fn(Outcome, i64)) {
+pub fn set_callback(tell: fn(Outcome, i64)) {
     let _ = TELL.set(tell);
 }
 

@@ -1,7 +1,7 @@
 //! Linked processes: their boards, their memory, and what this process holds of it.
 
 extern crate alloc;
-use crate::board::{Announcement, Board, LinkPart, MAX_RETURNS, Reference, Return, Said, Slot};
+use crate::board::{Announcement, Board, LinkPart, MAX_RETURNS, Reference, Return, ReturnKind, Slot};
 use crate::pool::{CHUNK_BYTES, Pool};
 use crate::ranges::Ranges;
 use crate::runs::RunId;
@@ -9,7 +9,7 @@ use alloc::collections::VecDeque;
 use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
-use uncopy_sys::mem::Shared;
+use uncopy_sys::mem::SharedMemory;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -22,7 +22,7 @@ const GONE_MS: u64 = 10_000;
 /// This process's mappings of a peer's memory.
 struct Mapped {
     /// Chunks of the peer, by number.
-    chunks: Vec<Shared>,
+    chunks: Vec<SharedMemory>,
     /// Ranges of the chunks that are held.
     held: Ranges,
 }
@@ -30,7 +30,7 @@ struct Mapped {
 /// A process linked with this one.
 pub struct Peer {
     id: u64,
-    board: Shared,
+    board: SharedMemory,
     /// Part of this process's board that is for the peer.
     own: &'static LinkPart,
     /// Index of the part of the peer's board that is for this process.
@@ -51,7 +51,7 @@ impl Peer {
     /// Makes a peer from its greeting: `board` is its board, `theirs` the index of the part that is for this
     /// process, `own` the part of this process's board that is for the peer.
     #[must_use]
-    pub fn new(id: u64, board: Shared, theirs: usize, own: &'static LinkPart) -> Self {
+    pub fn new(id: u64, board: SharedMemory, theirs: usize, own: &'static LinkPart) -> Self {
         debug_assert!(board.len_bytes() >= size_of::<Board>() && theirs < crate::board::MAX_LINKS);
         let mapped = Guarded::new(Mapped { chunks: Vec::new(), held: Ranges::new() });
         let queued = Guarded::new(VecDeque::new());
@@ -126,10 +126,10 @@ impl Peer {
     }
 
     /// Adds the peer's next chunk.
-    pub fn add_chunk(&self, chunk: Shared) {
+    pub fn add_chunk(&self, chunk: SharedMemory) {
         let mut mapped = self.mapped.lock();
         mapped.chunks.push(chunk);
-        self.own.know_chunks(mapped.chunks.len() as u32);
+        self.own.publish_mapped_chunks(mapped.chunks.len() as u32);
     }
 
     /// Returns the number of the peer's chunks that are mapped.
@@ -153,7 +153,7 @@ impl Peer {
     fn say(&self, said: &Return) -> bool {
         let mut queued = self.queued.lock();
         self.say_queued(&mut queued);
-        !self.is_gone() && queued.is_empty() && self.own.say(said, self.their_part().taken())
+        !self.is_gone() && queued.is_empty() && self.own.push_return(said, self.their_part().returns_read())
     }
 
     /// Writes a return, or queues it if there is no room.
@@ -163,15 +163,15 @@ impl Peer {
         if self.is_gone() {
             return;
         }
-        if !queued.is_empty() || !self.own.say(&said, self.their_part().taken()) {
+        if !queued.is_empty() || !self.own.push_return(&said, self.their_part().returns_read()) {
             queued.push_back(said);
         }
     }
 
     fn say_queued(&self, queued: &mut VecDeque<Return>) {
-        let taken = self.their_part().taken();
+        let taken = self.their_part().returns_read();
         while let Some(said) = queued.front() {
-            if self.own.say(said, taken) {
+            if self.own.push_return(said, taken) {
                 queued.pop_front();
             } else {
                 return;
@@ -180,7 +180,7 @@ impl Peer {
     }
 
     /// Writes the queued returns. False if some remain for lack of room.
-    pub fn say_rest(&self) -> bool {
+    pub fn flush_returns(&self) -> bool {
         let mut queued = self.queued.lock();
         self.say_queued(&mut queued);
         queued.is_empty()
@@ -188,23 +188,26 @@ impl Peer {
 
     /// Applies the peer's returns to the pool, up to the first implausible one or `max_words`. One thread at a
     /// time: the caller holds the lock of all peers.
-    fn hear(&self, pool: &Pool, max_words: u32) -> Heard {
+    fn read_returns(&self, pool: &Pool, max_words: u32) -> Heard {
         for words in 0..max_words {
-            let Some(said) = self.their_part().said(self.own.taken()) else {
+            let Some(said) = self.their_part().return_at(self.own.returns_read()) else {
                 return Heard { words, deferred: None };
             };
             let id = RunId { chunk: said.chunk, page: said.run };
-            match said.what {
-                Said::Released => pool.release(id, self.id),
+            match said.kind {
+                ReturnKind::Released => pool.release(id, self.id),
                 // A return by a peer that does not hold the run is not applied.
-                Said::Shared(to) if !pool.share(id, self.id, to) => {
+                ReturnKind::Shared(to) if !pool.share(id, self.id, to) => {
                     let is_used = pool.is_used(id);
-                    return Heard { words, deferred: Some(Deferred { number: self.own.taken(), is_used }) };
+                    return Heard {
+                        words,
+                        deferred: Some(Deferred { number: self.own.returns_read(), is_used }),
+                    };
                 }
-                Said::Shared(_) => {}
-                Said::NotShared(to) => pool.unshare(id, self.id, to),
+                ReturnKind::Shared(_) => {}
+                ReturnKind::NotShared(to) => pool.unshare(id, self.id, to),
             }
-            self.own.take();
+            self.own.mark_return_read();
         }
         Heard { words: max_words, deferred: None }
     }
@@ -228,7 +231,7 @@ struct Deferred {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        let unmap = |shared: &mut Shared| core::mem::replace(shared, Shared::NONE).unmap();
+        let unmap = |shared: &mut SharedMemory| core::mem::replace(shared, SharedMemory::NONE).unmap();
         self.mapped.lock().chunks.iter_mut().for_each(unmap);
         unmap(&mut self.board);
     }
@@ -245,7 +248,7 @@ enum Owner {
 }
 
 /// Bytes of shared memory that this process holds: they stay mapped and unchanged until it is dropped.
-pub struct Held {
+pub struct HeldBytes {
     owner: Owner,
     id: RunId,
     chunk_offset_bytes: u32,
@@ -253,7 +256,7 @@ pub struct Held {
     len_bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     /// Makes a hold on a new run of this process, from its first byte on.
     const fn to_fill(id: RunId, address: usize, len_bytes: usize) -> Self {
         let chunk_offset_bytes = id.page * uncopy_core::addr::PAGE_BYTES as u32;
@@ -345,7 +348,7 @@ impl Peers {
         let mut all = self.all.lock();
         if let Some(at) = all.iter().position(|peer| peer.id == id) {
             all[at].close();
-            self.hear_all(&all);
+            self.read_all_returns(&all);
             let peer = all.swap_remove(at);
             self.pool.forget(id);
             self.gone.lock().push((now_ms(), peer));
@@ -376,13 +379,13 @@ impl Peers {
     }
 
     /// Returns the linked peers, and those that are gone and not forgotten.
-    pub(crate) fn known(&self) -> Vec<Arc<Peer>> {
+    pub(crate) fn known_peers(&self) -> Vec<Arc<Peer>> {
         let linked: Vec<Arc<Peer>> = self.all.lock().clone();
         linked.into_iter().chain(self.gone.lock().iter().map(|(_, peer)| Arc::clone(peer))).collect()
     }
 
     /// Holds the bytes of an announced reference for as long as the peer is known.
-    pub(crate) fn hold_on(&self, reference: &Reference) {
+    pub(crate) fn hold_while_known(&self, reference: &Reference) {
         if let Some(owner) = self.find_or_gone(reference.owner) {
             let _ = owner.hold(reference);
         }
@@ -396,24 +399,24 @@ impl Peers {
     }
 
     /// Applies the returns of all peers, and writes those that waited for room.
-    pub fn hear(&self) {
+    pub fn read_returns(&self) {
         let all = self.all.lock();
-        self.hear_all(&all);
+        self.read_all_returns(&all);
         for peer in all.iter() {
-            peer.say_rest();
+            peer.flush_returns();
         }
     }
 
     /// Applies the returns of all peers. A peer may release a reference that another peer has sent it, and be read
     /// before that other peer. So a return is discarded as invalid only if all peers were read twice since without
     /// news, and only one at a time.
-    fn hear_all(&self, all: &[Arc<Peer>]) {
+    fn read_all_returns(&self, all: &[Arc<Peer>]) {
         // A hostile peer could write returns for ever.
         let mut max_words = MAX_RETURNS * (1 + all.len() as u32);
         let mut before: Vec<Option<Deferred>> = Vec::new();
         while max_words > 0 {
             let heard: Vec<Heard> =
-                all.iter().map(|peer| peer.hear(&self.pool, max_words.min(MAX_RETURNS))).collect();
+                all.iter().map(|peer| peer.read_returns(&self.pool, max_words.min(MAX_RETURNS))).collect();
             let words: u32 = heard.iter().map(|heard| heard.words).sum();
             let deferred: Vec<Option<Deferred>> = heard.into_iter().map(|heard| heard.deferred).collect();
             let is_vain = |word: &&Option<Deferred>| word.is_some_and(|word| !word.is_used);
@@ -428,7 +431,7 @@ impl Peers {
                     return;
                 }
                 let at = deferred.iter().position(|word| word == least);
-                at.and_then(|at| all.get(at)).into_iter().for_each(|peer| peer.own.take());
+                at.and_then(|at| all.get(at)).into_iter().for_each(|peer| peer.own.mark_return_read());
                 before.clear();
             } else {
                 before = deferred;
@@ -438,13 +441,13 @@ impl Peers {
     }
 
     /// Sets the number of processes that may know this one's memory and are not linked with it yet.
-    pub fn expect(&self, unlinked: usize) {
+    pub fn set_unlinked(&self, unlinked: usize) {
         self.unlinked.store(unlinked, Release);
     }
 
     /// Resolves an announcement to held bytes, whose hold the sender has counted. `None` if it is invalid.
     #[must_use]
-    pub fn resolve(&self, announcement: &Announcement) -> Option<Held> {
+    pub fn resolve(&self, announcement: &Announcement) -> Option<HeldBytes> {
         let reference = &announcement.reference;
         let id = RunId { chunk: reference.chunk, page: reference.run };
         let (chunk_offset_bytes, len_bytes) = (reference.offset_bytes, reference.len_bytes as usize);
@@ -452,24 +455,24 @@ impl Peers {
             let claim = || self.pool.claim(id, self.id, chunk_offset_bytes as usize, len_bytes);
             let address = claim().or_else(|| {
                 // The sender reported the hold before announcing it, but the report may be unread.
-                self.hear();
+                self.read_returns();
                 claim()
             })?;
-            return Some(Held { owner: Owner::This, id, chunk_offset_bytes, address, len_bytes });
+            return Some(HeldBytes { owner: Owner::This, id, chunk_offset_bytes, address, len_bytes });
         }
         let peer = self.find_or_gone(reference.owner)?;
         let (address, held) = peer.hold(reference)?;
-        Some(Held { owner: Owner::Peer(peer, held), id, chunk_offset_bytes, address, len_bytes })
+        Some(HeldBytes { owner: Owner::Peer(peer, held), id, chunk_offset_bytes, address, len_bytes })
     }
 
     /// Releases held bytes.
-    pub fn release(&self, held: Held) {
+    pub fn release(&self, held: HeldBytes) {
         match held.owner {
             Owner::Filler => self.pool.end(held.id),
             Owner::This => self.pool.unclaim(held.id, self.id),
             Owner::Peer(peer, number) => {
                 peer.mapped.lock().held.remove(number);
-                let said = Return { chunk: held.id.chunk, run: held.id.page, what: Said::Released };
+                let said = Return { chunk: held.id.chunk, run: held.id.page, kind: ReturnKind::Released };
                 peer.say_or_queue(said);
             }
         }
@@ -477,15 +480,15 @@ impl Peers {
 
     /// Takes a run with `len_bytes` bytes of this process for the caller to fill. `None` if there is no room now.
     #[must_use]
-    pub fn take(&self, len_bytes: usize) -> Option<Held> {
+    pub fn alloc(&self, len_bytes: usize) -> Option<HeldBytes> {
         // Memory that peers have just returned is in the caches; memory that was never used is not.
-        self.hear();
-        let run = self.pool.take(uncopy_core::addr::pages_up(len_bytes))?;
-        Some(Held::to_fill(run.id, run.address, len_bytes))
+        self.read_returns();
+        let run = self.pool.alloc(uncopy_core::addr::pages_up(len_bytes))?;
+        Some(HeldBytes::to_fill(run.id, run.address, len_bytes))
     }
 
     /// Releases everything beyond the first `len_bytes` bytes of a new run that was not shared.
-    pub fn shorten(&self, held: &mut Held, len_bytes: usize) {
+    pub fn shorten(&self, held: &mut HeldBytes, len_bytes: usize) {
         if matches!(held.owner, Owner::Filler) && len_bytes > 0 && len_bytes < held.len_bytes {
             self.pool.shorten(held.id, uncopy_core::addr::pages_up(len_bytes));
             held.len_bytes = len_bytes;
@@ -494,27 +497,33 @@ impl Peers {
 
     /// Splits a run that was not shared after the first `pages`, and returns the rest, if any.
     #[must_use]
-    pub fn split(&self, held: &mut Held, pages: u32) -> Option<Held> {
+    pub fn split(&self, held: &mut HeldBytes, pages: u32) -> Option<HeldBytes> {
         let is_own = matches!(held.owner, Owner::Filler);
         let id = is_own.then(|| self.pool.split(held.id, pages)).flatten()?;
         let first_bytes = pages as usize * uncopy_core::addr::PAGE_BYTES;
         let rest_bytes = held.len_bytes - first_bytes;
         held.len_bytes = first_bytes;
-        Some(Held::to_fill(id, held.address + first_bytes, rest_bytes))
+        Some(HeldBytes::to_fill(id, held.address + first_bytes, rest_bytes))
     }
 
     /// Makes a reference to a part of held bytes for a peer, which holds them too from here on. `None` if the peer
     /// has not mapped that memory, or its owner cannot be notified now.
     #[must_use]
-    pub fn share(&self, held: &Held, offset_bytes: usize, len_bytes: usize, to: &Peer) -> Option<Reference> {
+    pub fn share(
+        &self,
+        held: &HeldBytes,
+        offset_bytes: usize,
+        len_bytes: usize,
+        to: &Peer,
+    ) -> Option<Reference> {
         let (id, owner) = (held.id, held.owner_id(self.id));
         if let Owner::Peer(owner, _) = &held.owner {
             let is_known = owner.id == to.id || to.knows(owner.id, id.chunk);
-            let said = Return { chunk: id.chunk, run: id.page, what: Said::Shared(to.id) };
+            let said = Return { chunk: id.chunk, run: id.page, kind: ReturnKind::Shared(to.id) };
             if !is_known || owner.is_gone() || !owner.say(&said) {
                 return None;
             }
-        } else if to.their_part().knows_chunk(id.chunk) {
+        } else if to.their_part().has_mapped_chunk(id.chunk) {
             self.pool.hold(id, to.id);
         } else {
             return None;
@@ -530,17 +539,17 @@ impl Peers {
 
     /// Reports sending on a run that is not held, as a hostile peer may.
     #[cfg(test)]
-    pub(crate) fn say_shared(&self, owner: &Peer, held: &Held, to: u64) {
-        let said = Return { chunk: held.id.chunk, run: held.id.page, what: Said::Shared(to) };
+    pub(crate) fn report_shared(&self, owner: &Peer, held: &HeldBytes, to: u64) {
+        let said = Return { chunk: held.id.chunk, run: held.id.page, kind: ReturnKind::Shared(to) };
         assert!(owner.say(&said), "room");
     }
 
     /// Undoes [`Self::share`] for a reference that was not sent.
-    pub fn unshare(&self, held: &Held, to: &Peer) {
+    pub fn unshare(&self, held: &HeldBytes, to: &Peer) {
         match &held.owner {
             Owner::Peer(owner, _) => {
-                let what = Said::NotShared(to.id);
-                owner.say_or_queue(Return { chunk: held.id.chunk, run: held.id.page, what });
+                let kind = ReturnKind::NotShared(to.id);
+                owner.say_or_queue(Return { chunk: held.id.chunk, run: held.id.page, kind });
             }
             Owner::Filler | Owner::This => self.pool.release(held.id, to.id),
         }
@@ -570,6 +579,6 @@ impl Peer {
 
     /// True if this peer is linked with the process `owner` and has mapped that chunk of its memory.
     fn knows(&self, owner: u64, chunk: u32) -> bool {
-        self.board().links.iter().any(|part| part.peer() == owner && part.knows_chunk(chunk))
+        self.board().links.iter().any(|part| part.peer() == owner && part.has_mapped_chunk(chunk))
     }
 }

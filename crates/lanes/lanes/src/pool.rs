@@ -3,7 +3,7 @@
 //! Only the lanes' thread makes chunks, since it owns their descriptors. A caller that finds no room requests a
 //! chunk and proceeds without shared memory.
 
-use crate::runs::{Ledger, RunId};
+use crate::runs::{RunHolders, RunId};
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, pages_up};
 use uncopy_core::bounds::MAX_SHARED_BYTES;
 use uncopy_core::extents::Extents;
@@ -36,7 +36,7 @@ struct Chunk {
 struct Inner {
     chunks: Vec<Chunk>,
     used_pages: usize,
-    ledger: Ledger,
+    ledger: RunHolders,
 }
 
 /// Chunks of this process and the holders of their runs.
@@ -60,7 +60,7 @@ impl Pool {
     /// Returns a pool without memory.
     #[must_use]
     pub const fn new() -> Self {
-        let inner = Inner { chunks: Vec::new(), used_pages: 0, ledger: Ledger::new() };
+        let inner = Inner { chunks: Vec::new(), used_pages: 0, ledger: RunHolders::new() };
         Self {
             inner: Guarded::new(inner),
             is_short: AtomicBool::new(false),
@@ -75,7 +75,7 @@ impl Pool {
 
     /// Takes a run; `None` if there is no room now.
     #[must_use]
-    pub fn take(&self, pages: u32) -> Option<Run> {
+    pub fn alloc(&self, pages: u32) -> Option<Run> {
         if pages == 0 || pages > CHUNK_PAGES {
             return None;
         }
@@ -93,7 +93,7 @@ impl Pool {
 
     /// True if less than half of the maximum is in use; beyond that, none is taken to be kept for long.
     #[must_use]
-    pub fn is_roomy(&self) -> bool {
+    pub fn has_headroom(&self) -> bool {
         self.inner.lock().used_pages * PAGE_BYTES < self.max_bytes.load(Relaxed) / 2
     }
 
@@ -184,13 +184,13 @@ impl Pool {
     }
 
     /// Requests another chunk. True for the first request that can be fulfilled.
-    pub fn want_chunk(&self) -> bool {
+    pub fn request_chunk(&self) -> bool {
         !self.is_short.swap(true, Relaxed)
     }
 
     /// True if another chunk was requested and is allowed. Clears the request.
     #[must_use]
-    pub fn wants_chunk(&self) -> bool {
+    pub fn take_chunk_request(&self) -> bool {
         let chunks = self.inner.lock().chunks.len();
         let may = chunks < MAX_CHUNKS && (chunks + 1) * CHUNK_BYTES <= self.max_bytes.load(Relaxed);
         may && self.is_short.swap(false, Relaxed)
@@ -226,33 +226,33 @@ mod tests {
     #[test]
     fn a_run_is_used_again_once_nobody_holds_it() {
         let pool = Pool::new();
-        assert_eq!(pool.take(3), None);
-        assert!(pool.want_chunk() && !pool.want_chunk());
-        assert!(pool.wants_chunk() && !pool.wants_chunk());
+        assert_eq!(pool.alloc(3), None);
+        assert!(pool.request_chunk() && !pool.request_chunk());
+        assert!(pool.take_chunk_request() && !pool.take_chunk_request());
         assert_eq!(pool.add_chunk(0x10_0000), 0);
-        let run = pool.take(CHUNK_PAGES).expect("room");
+        let run = pool.alloc(CHUNK_PAGES).expect("room");
         assert_eq!((run.address, run.id), (0x10_0000, RunId { chunk: 0, page: 0 }));
         pool.hold(run.id, 5);
         pool.end(run.id);
-        assert_eq!(pool.take(1), None);
+        assert_eq!(pool.alloc(1), None);
         pool.release(run.id, 5);
-        assert_eq!(pool.take(CHUNK_PAGES).map(|run| run.address), Some(0x10_0000));
+        assert_eq!(pool.alloc(CHUNK_PAGES).map(|run| run.address), Some(0x10_0000));
     }
 
     #[test]
     fn what_is_split_off_is_used_again_by_itself() {
         let pool = Pool::new();
         pool.add_chunk(0x10_0000);
-        let run = pool.take(CHUNK_PAGES).expect("room");
+        let run = pool.alloc(CHUNK_PAGES).expect("room");
         let behind = pool.split(run.id, 3).expect("something");
         assert_eq!(behind, RunId { chunk: 0, page: 3 });
-        assert_eq!((pool.split(run.id, 3), pool.take(1)), (None, None));
+        assert_eq!((pool.split(run.id, 3), pool.alloc(1)), (None, None));
         pool.hold(behind, 5);
         pool.end(behind);
         pool.end(run.id);
-        assert_eq!((pool.take(4), pool.take(3)), (None, Some(Run { pages: 3, ..run })));
+        assert_eq!((pool.alloc(4), pool.alloc(3)), (None, Some(Run { pages: 3, ..run })));
         pool.release(behind, 5);
-        assert_eq!(pool.take(CHUNK_PAGES - 3).map(|run| run.id), Some(behind));
+        assert_eq!(pool.alloc(CHUNK_PAGES - 3).map(|run| run.id), Some(behind));
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         const THIS: u64 = 4;
         let pool = Pool::new();
         pool.add_chunk(0x10_0000);
-        let run = pool.take(2).expect("room");
+        let run = pool.alloc(2).expect("room");
         let len_bytes = 2 * PAGE_BYTES;
         assert_eq!(pool.claim(run.id, THIS, 0, len_bytes), None, "nobody has said that it comes");
         pool.hold(run.id, 5);
@@ -274,9 +274,9 @@ mod tests {
         assert_eq!(pool.claim(RunId { chunk: 1, ..run.id }, THIS, 0, 1), None);
         assert_eq!(pool.claim(run.id, THIS, 5, len_bytes - 5), Some(0x10_0005));
         pool.release(run.id, 5);
-        assert_eq!(pool.take(CHUNK_PAGES), None, "it is held");
+        assert_eq!(pool.alloc(CHUNK_PAGES), None, "it is held");
         pool.unclaim(run.id, THIS);
-        assert!(pool.take(CHUNK_PAGES).is_some());
+        assert!(pool.alloc(CHUNK_PAGES).is_some());
     }
 
     #[test]
@@ -284,24 +284,24 @@ mod tests {
         let pool = Pool::new();
         pool.limit(CHUNK_BYTES);
         pool.add_chunk(0x10_0000);
-        let run = pool.take(CHUNK_PAGES).expect("room");
-        assert!(!pool.is_roomy());
+        let run = pool.alloc(CHUNK_PAGES).expect("room");
+        assert!(!pool.has_headroom());
         pool.shorten(run.id, CHUNK_PAGES / 2 - 1);
-        assert!(pool.is_roomy());
-        let other = pool.take(1).expect("room");
-        assert!(!pool.is_roomy());
+        assert!(pool.has_headroom());
+        let other = pool.alloc(1).expect("room");
+        assert!(!pool.has_headroom());
         pool.end(other.id);
         pool.end(run.id);
-        assert!(pool.is_roomy() && pool.take(CHUNK_PAGES).is_some(), "all of it is free again");
+        assert!(pool.has_headroom() && pool.alloc(CHUNK_PAGES).is_some(), "all of it is free again");
     }
 
     #[test]
     fn there_is_no_more_memory_than_is_allowed() {
         let pool = Pool::new();
         pool.limit(CHUNK_BYTES);
-        assert!(pool.want_chunk() && pool.wants_chunk());
+        assert!(pool.request_chunk() && pool.take_chunk_request());
         pool.add_chunk(0x10_0000);
-        while pool.take(1).is_some() {}
-        assert!(pool.want_chunk() && !pool.wants_chunk() && !pool.want_chunk());
+        while pool.alloc(1).is_some() {}
+        assert!(pool.request_chunk() && !pool.take_chunk_request() && !pool.request_chunk());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! hook of a receive ──► [`receive`]: a lane that is attended ──► literal bytes, no further than the next token; or a reference
-//!                  └──► otherwise libc's call, counted in ([`Plain`]): nobody attends while somebody reads plainly
+//!                  └──► otherwise libc's call, counted in ([`PlainReceive`]): nobody attends while somebody reads plainly
 //! hook of a send ─────► [`send`]: large parts by reference, where the other end attends; else libc's call, counted in
 //! ```
 
@@ -11,18 +11,18 @@ mod sending;
 mod stretches;
 
 pub use receiving::{Destination, Received};
-pub use sending::{LiteralSend, Outlet};
+pub use sending::{LiteralSend, SendTarget};
 
 extern crate alloc;
 use crate::copies::Copies;
-use crate::descriptors::{self, Descriptor, Plain, descriptor};
+use crate::descriptors::{self, Descriptor, PlainReceive, descriptor};
 use crate::ends::{self, End};
 use crate::forks;
-use crate::handed::is_handed;
 use crate::kernel::{needs_every_byte, read_bytes, stream_of};
+use crate::lane_thread::Lanes;
 use crate::outcome;
 use crate::protocol::Stream;
-use crate::service::Lanes;
+use crate::shared_streams::may_be_shared;
 use alloc::ffi::CString;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::AcqRel};
 use uncopy_core::scope::Scope;
@@ -32,7 +32,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::last_thread::{self, Role};
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{Ordering::Acquire, Ordering::Release};
-use uncopy_sys::{link, socket, stream, thread};
+use uncopy_sys::{seqpacket, socket, stream, thread};
 
 /// Minimum size of a receive, bytes, that makes its stream a lane candidate.
 pub const MIN_LARGE_BYTES: usize = 16 << 10;
@@ -75,7 +75,7 @@ pub fn process() -> Option<&'static Process> {
 pub fn prepare_fork() {
     if let Some(process) = process() {
         forks::prepare();
-        process.withdraw_all();
+        process.refuse_all_refs();
     }
 }
 
@@ -107,7 +107,7 @@ pub fn end(fd: ProgramFd) {
         process.end(fd);
     }
     if let Some(descriptor) = descriptor(fd) {
-        descriptor.stay_plain();
+        descriptor.exclude();
     }
 }
 
@@ -142,7 +142,7 @@ pub fn unpublish() {
 
 /// True if a descriptor's stream may become a lane. If not, the reason is reported once.
 #[must_use]
-pub fn is_fit(fd: ProgramFd, scope: &Scope<'_>) -> bool {
+pub fn is_eligible(fd: ProgramFd, scope: &Scope<'_>) -> bool {
     eligible_stream(fd, scope).is_some()
 }
 
@@ -150,7 +150,7 @@ pub fn is_fit(fd: ProgramFd, scope: &Scope<'_>) -> bool {
 fn eligible_stream(fd: ProgramFd, scope: &Scope<'_>) -> Option<(Stream, u64)> {
     let cookie = socket::cookie(fd).ok()?;
     let stream = stream_of(fd)?;
-    let why = if is_handed(cookie) {
+    let why = if may_be_shared(cookie) {
         Outcome::Shared
     } else if stream.is_in(scope) {
         return Some((stream, cookie));
@@ -163,7 +163,7 @@ fn eligible_stream(fd: ProgramFd, scope: &Scope<'_>) -> Option<(Stream, u64)> {
 
 /// Reports the outcome of a stream that is no lane, once per descriptor.
 fn tell_once(fd: ProgramFd, why: Outcome) {
-    if descriptor(fd).is_some_and(Descriptor::note_told) {
+    if descriptor(fd).is_some_and(Descriptor::mark_reported) {
         outcome::add(why);
     }
 }
@@ -171,8 +171,8 @@ fn tell_once(fd: ProgramFd, why: Outcome) {
 /// True if a descriptor is a lane that accepts references, so that input may contain tokens. In a forked child
 /// without lanes of its own, only the parent can resolve them.
 #[must_use]
-pub fn is_attended(fd: ProgramFd) -> bool {
-    descriptor(fd).is_some_and(Descriptor::is_attended)
+pub fn accepts_refs(fd: ProgramFd) -> bool {
+    descriptor(fd).is_some_and(Descriptor::accepts_refs)
 }
 
 impl Process {
@@ -204,7 +204,7 @@ impl Process {
         self.is_stopping.load(Acquire)
     }
 
-    /// Ends the thread and all links, see [`crate::service::Service::detach`]. Every end has ended before.
+    /// Ends the thread and all links, see [`crate::lane_thread::LaneThread::detach`]. Every end has ended before.
     pub(crate) fn stop(&self) {
         if self.is_stopping.swap(true, AcqRel) {
             while !self.has_stopped.load(Acquire) {
@@ -215,7 +215,7 @@ impl Process {
         self.ring();
         uncopy_sys::mem::unlink(&self.path);
         for _ in 0..MAX_STOPPING_PAUSES {
-            if !thread::lives(self.thread) {
+            if !thread::exists(self.thread) {
                 last_thread::forget(Role::Lanes);
                 break;
             }
@@ -226,18 +226,18 @@ impl Process {
 
     /// Returns the end of a descriptor that accepts references. Costs one load if there is none.
     fn attended(&self, fd: ProgramFd) -> Option<Arc<End>> {
-        descriptor(fd).filter(|descriptor| descriptor.is_attended()).and_then(|_| self.lanes.ends.find(fd))
+        descriptor(fd).filter(|descriptor| descriptor.accepts_refs()).and_then(|_| self.lanes.ends.find(fd))
     }
 
     /// Counts a plain receive in; `None` if the descriptor accepts references: use [`Process::receive`].
     #[must_use]
-    pub fn begin_plain(&self, fd: ProgramFd) -> Option<Option<Plain>> {
-        descriptor(fd).map_or(Some(None), |descriptor| descriptor.begin_plain().map(Some))
+    pub fn begin_plain_receive(&self, fd: ProgramFd) -> Option<Option<PlainReceive>> {
+        descriptor(fd).map_or(Some(None), |descriptor| descriptor.begin_plain_receive().map(Some))
     }
 
     /// True if the sender announces nothing more, after its receiver has stopped accepting references. Outstanding
     /// announcements are to be read after that.
-    fn is_quiet(far: &ends::Far) -> bool {
+    fn is_quiet(far: &ends::RemoteEnd) -> bool {
         far.peer.slot(far.slot).is_none_or(|slot| !slot.sending.is_busy()) || far.peer.is_gone()
     }
 
@@ -247,29 +247,29 @@ impl Process {
             return false;
         }
         let Some(end) = self.bound(fd) else { return false };
-        if end.far().is_some_and(|far| far.pauses_refs()) {
+        if end.remote_end().is_some_and(|far| far.pauses_refs()) {
             return false;
         }
         let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return false };
         // No plain receive may be in progress: it would take a token for a byte.
         let _receiver = end.receiver.lock();
         let Some(descriptor) = descriptor(fd) else { return false };
-        if end.has_ended() || !end.is_due() || !descriptor.attend() {
+        if end.has_ended() || !end.should_resume_refs() || !descriptor.accept_refs() {
             return false;
         }
         if needs_every_byte(fd) {
             end.end_as(Outcome::Unsuited);
-            descriptor.leave();
+            descriptor.stop_accepting_refs();
             return false;
         }
         let read_bytes = if matches!(end.stream, Stream::Tcp { .. }) { read_bytes(fd) } else { Some(0) };
         let Some(read_bytes) = read_bytes else {
-            descriptor.leave();
+            descriptor.stop_accepting_refs();
             return false;
         };
         own.receiving.count_from(read_bytes);
-        end.attend(own);
-        let is_first = end.is_first();
+        end.accept_refs(own);
+        let is_first = end.has_never_stopped();
         if is_first {
             outcome::add(Outcome::Lane);
         }
@@ -287,10 +287,10 @@ impl Process {
 
     /// True if the remote end of an end found by descriptor is known.
     fn is_bound(&self, fd: ProgramFd, end: &End) -> bool {
-        if end.has_ended() || end.far().is_none() {
+        if end.has_ended() || end.remote_end().is_none() {
             return false;
         }
-        if is_handed(end.cookie) {
+        if may_be_shared(end.cookie) {
             end.end_as(Outcome::Shared);
             return false;
         }
@@ -317,39 +317,39 @@ impl Process {
             tell_once(fd, Outcome::Crowded);
             return None;
         };
-        self.lanes.tell(Arc::clone(&end));
+        self.lanes.announce_end(Arc::clone(&end));
         self.ring();
         Some(end)
     }
 
     /// Wakes the lanes' thread.
     fn ring(&self) {
-        drop(link::connect(&self.path));
+        drop(seqpacket::connect(&self.path));
     }
 
     /// Stops accepting references at an end; returns true if no announcement is outstanding, so that the end is
     /// plain. If it cannot accept references again, `why` is its outcome.
     fn withdraw(&self, fd: ProgramFd, end: &End, why: Outcome) -> bool {
         let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return true };
-        end.withdraw(own);
+        end.refuse_refs(own);
         if !matches!(end.stream, Stream::Tcp { .. }) {
             // The sender continues its byte count, which cannot be restarted.
             end.end_as(why);
         }
-        let Some(far) = end.far() else { return true };
+        let Some(far) = end.remote_end() else { return true };
         let Some(slot) = far.peer.slot(far.slot) else { return true };
         // A sender stopped between announcing and sending sends its token later.
         let is_quiet = Self::wait_until_quiet(&far);
         let is_plain = is_quiet && !end.receiver.lock().has_announced(slot.sending.of(far.lane));
         if is_plain && let Some(descriptor) = descriptor(fd) {
-            descriptor.leave();
+            descriptor.stop_accepting_refs();
         }
         is_plain
     }
 
     /// Waits for a sender between announcing and sending, which makes a few non-blocking system calls. Returns
     /// false if the sender's process seems to be stopped there.
-    fn wait_until_quiet(far: &ends::Far) -> bool {
+    fn wait_until_quiet(far: &ends::RemoteEnd) -> bool {
         for _ in 0..MAX_PAUSES {
             if Self::is_quiet(far) {
                 return true;
@@ -363,7 +363,7 @@ impl Process {
     #[must_use]
     pub fn receivable(&self, fd: ProgramFd) -> Option<usize> {
         let end = self.attended(fd)?;
-        let far = end.far()?;
+        let far = end.remote_end()?;
         let own = self.lanes.board.slots.get(end.slot as usize)?;
         let receiver = end.receiver.lock();
         let unread = stream::unread(fd).ok()?;
@@ -399,7 +399,7 @@ impl Process {
             // A thread that checked `has_ended` before may still begin to accept references under this lock.
             drop(end.receiver.lock());
             if !self.withdraw(fd, &end, Outcome::Shared) {
-                unread(fd, end.far().is_some_and(|far| !Self::is_quiet(&far)));
+                unread(fd, end.remote_end().is_some_and(|far| !Self::is_quiet(&far)));
             }
         }
     }
@@ -407,12 +407,12 @@ impl Process {
     /// Prepares a descriptor for being read without regard to tokens: stops accepting references. Returns true if
     /// no announcement is outstanding.
     #[must_use]
-    pub fn leave(&self, fd: ProgramFd) -> bool {
+    pub fn make_passthrough(&self, fd: ProgramFd) -> bool {
         self.attended(fd).is_none_or(|end| self.withdraw(fd, &end, Outcome::Unsuited))
     }
 
     /// Stops accepting references everywhere. Nobody receives or sends meanwhile.
-    pub(crate) fn withdraw_all(&self) {
+    pub(crate) fn refuse_all_refs(&self) {
         for (fd, end) in self.lanes.ends.with_descriptors() {
             let _ = self.withdraw(fd, &end, Outcome::Shared);
         }
@@ -427,11 +427,11 @@ impl Process {
     fn close_as(&self, fd: ProgramFd, is_same: impl Fn(&End) -> bool) {
         let Some(end) = self.lanes.ends.remove(fd, is_same) else { return };
         if let Some(descriptor) = descriptor(fd) {
-            descriptor.leave();
+            descriptor.stop_accepting_refs();
         }
         let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return };
-        own.receiving.attend(0);
-        let far = end.far();
+        own.receiving.accept_refs(0);
+        let far = end.remote_end();
         if let Some(far) = &far
             && let Some(slot) = far.peer.slot(far.slot)
         {
@@ -442,12 +442,12 @@ impl Process {
             }
         }
         own.receiving.close(end.lane);
-        self.lanes.ends.give_slot(end.slot, far);
+        self.lanes.ends.release_slot(end.slot, far);
     }
 }
 
 /// Resets a connection whose sender has announced something invalid.
 pub fn reset(fd: ProgramFd, why: &str) {
-    uncopy_sys::mem::say(format_args!("uncopy: a lane is reset: its sender announced {why}\n"));
-    socket::reset(fd);
+    uncopy_sys::mem::write_stderr(format_args!("uncopy: a lane is reset: its sender announced {why}\n"));
+    socket::shut_down(fd);
 }

@@ -21,7 +21,7 @@
 //! and epoll report input for as long as there is some.
 
 use crate::board::{Announcement, Announcements, MAX_ANNOUNCEMENTS, Slot};
-use crate::peers::{Held, Peers};
+use crate::peers::{HeldBytes, Peers};
 use smallvec::SmallVec;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::sync::Arc;
@@ -53,7 +53,7 @@ pub enum Next<'a> {
     /// The rest of a reference.
     Reference {
         /// Bytes of the reference.
-        held: &'a Arc<Held>,
+        held: &'a Arc<HeldBytes>,
         /// Number of its bytes received before.
         taken_bytes: usize,
     },
@@ -78,14 +78,14 @@ pub struct Stretches {
     /// Number of bytes delivered, with references in place of tokens.
     pub len_bytes: usize,
     /// True if nothing was unread beyond the last stretch.
-    pub are_all: bool,
+    pub is_complete: bool,
 }
 
 /// Reason given for an invalid reference.
 const OUTSIDE: &str = "bytes outside of what was shared";
 
 struct Current {
-    held: Arc<Held>,
+    held: Arc<HeldBytes>,
     taken_bytes: usize,
 }
 
@@ -106,7 +106,7 @@ impl Receiver {
     /// True if an announcement was not received completely.
     #[must_use]
     pub fn has_announced(&self, far: Announcements<'_>) -> bool {
-        self.current.is_some() || far.has_beyond(self.next)
+        self.current.is_some() || far.has_more_than(self.next)
     }
 
     /// True if an announcement of memory of the process `owner` was not received completely.
@@ -132,7 +132,7 @@ impl Receiver {
     /// several see [`Self::stretches`].
     #[must_use]
     pub fn due(&self, read_bytes: u64, far: Announcements<'_>) -> Option<Announcement> {
-        let is_alone = self.current.is_none() && !far.has_beyond(self.next.wrapping_add(1));
+        let is_alone = self.current.is_none() && !far.has_more_than(self.next.wrapping_add(1));
         let announcement = if is_alone { far.get(self.next) } else { None };
         announcement.filter(|announcement| announcement.at == read_bytes)
     }
@@ -147,7 +147,7 @@ impl Receiver {
         far: Announcements<'_>,
         own: &Slot,
         peers: &Peers,
-    ) -> Option<Result<Held, &'static str>> {
+    ) -> Option<Result<HeldBytes, &'static str>> {
         let token = far.get(self.next).filter(|token| token.at == announcement.at)?;
         if token.reference.len_bytes > announcement.reference.len_bytes {
             return Some(Err("more bytes than were announced before"));
@@ -199,7 +199,7 @@ impl Receiver {
             at = at.wrapping_add(1);
             tokens += 1;
         }
-        found.are_all = left_bytes == 0;
+        found.is_complete = left_bytes == 0;
         (tokens > 0).then_some(found)
     }
 
@@ -212,7 +212,7 @@ impl Receiver {
         token: &Announcement,
         own: &Slot,
         peers: &Peers,
-    ) -> Result<Held, &'static str> {
+    ) -> Result<HeldBytes, &'static str> {
         self.next = self.next.wrapping_add(1);
         self.literal_receives = 0;
         own.receiving.consume();
@@ -299,7 +299,7 @@ impl Receiver {
         len_bytes: usize,
         socket: &impl Socket,
         own: &Slot,
-    ) -> Result<Option<Arc<Held>>, Errno> {
+    ) -> Result<Option<Arc<HeldBytes>>, Errno> {
         let Some(current) = &mut self.current else { return Ok(None) };
         current.taken_bytes += len_bytes;
         if current.taken_bytes < current.held.len_bytes() {
@@ -313,7 +313,7 @@ impl Receiver {
     }
 
     /// Ends the receiver and returns all references not received. The sender announces nothing more.
-    pub fn end(&mut self, far: Announcements<'_>, own: &Slot, peers: &Peers) -> Vec<Held> {
+    pub fn end(&mut self, far: Announcements<'_>, own: &Slot, peers: &Peers) -> Vec<HeldBytes> {
         let mut left = Vec::new();
         if let Some(current) = self.current.take() {
             self.next = self.next.wrapping_add(1);

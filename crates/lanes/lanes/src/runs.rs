@@ -72,11 +72,11 @@ impl Run {
 
 /// Runs in use, and their holders.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct RunHolders {
     runs: BTreeMap<RunId, Run>,
 }
 
-impl Ledger {
+impl RunHolders {
     /// Returns an empty ledger.
     #[must_use]
     pub const fn new() -> Self {
@@ -207,8 +207,8 @@ mod tests {
     const RUN: RunId = RunId { chunk: 3, page: 40 };
     const PAGES: ArenaPages = ArenaPages::new(40, 48);
 
-    fn used() -> Ledger {
-        let mut ledger = Ledger::new();
+    fn used() -> RunHolders {
+        let mut ledger = RunHolders::new();
         ledger.begin(RUN, 8);
         ledger
     }

@@ -1,7 +1,7 @@
 //! A stream's sender: announces references, and puts a token into the stream for each.
 
 use crate::board::{Announcement, Reference, Slot};
-use crate::peers::{Held, Peer, Peers};
+use crate::peers::{HeldBytes, Peer, Peers};
 use smallvec::SmallVec;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
@@ -14,7 +14,7 @@ pub enum Piece<'a> {
     /// Bytes of shared memory, sent by reference.
     Shared {
         /// Memory that contains the bytes.
-        held: &'a Held,
+        held: &'a HeldBytes,
         /// Offset of the first byte in `held`.
         offset_bytes: usize,
         /// Length in bytes.
@@ -49,7 +49,7 @@ static TOKEN: u8 = 0;
 
 /// A stream's remote end, as the sender sees it.
 #[derive(Clone, Copy)]
-pub struct Far<'a> {
+pub struct RemoteSlot<'a> {
     /// Process that has the remote end.
     pub peer: &'a Peer,
     /// Slot of the remote end.
@@ -67,18 +67,21 @@ pub fn send(
     socket: &impl Socket,
     pieces: &[Piece<'_>],
     own: &Slot,
-    far: Far<'_>,
+    far: RemoteSlot<'_>,
     peers: &Peers,
 ) -> Option<Result<usize, Errno>> {
     own.sending.begin();
-    let sent =
-        if far.slot.receiving.attends(far.lane) { announced(socket, pieces, own, far, peers) } else { None };
+    let sent = if far.slot.receiving.accepts_refs(far.lane) {
+        announced(socket, pieces, own, far, peers)
+    } else {
+        None
+    };
     own.sending.end();
     sent
 }
 
 struct Announced<'a> {
-    held: &'a Held,
+    held: &'a HeldBytes,
     /// Index of the piece referred to.
     piece: usize,
 }
@@ -87,7 +90,7 @@ fn announced(
     socket: &impl Socket,
     pieces: &[Piece<'_>],
     own: &Slot,
-    far: Far<'_>,
+    far: RemoteSlot<'_>,
     peers: &Peers,
 ) -> Option<Result<usize, Errno>> {
     let mut at = socket.sent_bytes()?;
@@ -129,7 +132,7 @@ fn announced(
     let unsent = announced.iter().filter(|announced| announced.piece >= complete_pieces);
     let count = unsent.clone().count();
     if count > 0 {
-        own.sending.take_back(count as u32);
+        own.sending.withdraw_last(count as u32);
         unsent.for_each(|announced| peers.unshare(announced.held, far.peer));
     }
     Some(result.map(|_| sent_bytes))

@@ -1,31 +1,31 @@
 //! Lanes of two processes within one, over a simulated stream of limited room, compared with the expected bytes.
 
 use crate::board::{Announcement, Board, LinkPart, Reference, Slot};
-use crate::peers::{Held, Peer, Peers};
+use crate::lane_thread::board_bytes;
+use crate::peers::{HeldBytes, Peer, Peers};
 use crate::pool::CHUNK_BYTES;
 use crate::receive::{self, Next, Receiver, Stretch, Stretches};
-use crate::send::{self, Far, Piece, send};
-use crate::service::board_bytes;
+use crate::send::{self, Piece, RemoteSlot, send};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
-use uncopy_sys::mem::Shared;
+use uncopy_sys::mem::SharedMemory;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A simulated process with its board and peers.
 pub(crate) struct Process {
     pub(crate) board: &'static Board,
-    shared: &'static Shared,
+    shared: &'static SharedMemory,
     pub(crate) peers: Peers,
 }
 
 impl Process {
     fn new(id: u64) -> Self {
-        let shared: &'static Shared =
-            Box::leak(Box::new(Shared::make(c"board", board_bytes()).expect("memory")));
+        let shared: &'static SharedMemory =
+            Box::leak(Box::new(SharedMemory::make(c"board", board_bytes()).expect("memory")));
         // SAFETY: the mapping has the length of a `Board`, is page-aligned and lives as long as `shared`, which
         // the process owns; it is zero, which is valid for a board's atomics.
         let board = unsafe { &*(shared.base() as *const Board) };
@@ -34,7 +34,7 @@ impl Process {
 
     /// Links this process with another, which maps this one's memory.
     fn link(&self, part: usize, other: &Self, others_part: usize) {
-        let board = Shared::map_others(duplicate(other.shared), board_bytes()).expect("a board");
+        let board = SharedMemory::map_others(duplicate(other.shared), board_bytes()).expect("a board");
         let own = &self.board.links[part];
         own.begin(other.peers.id());
         assert!(self.peers.add(Arc::new(Peer::new(other.peers.id(), board, others_part, own))));
@@ -42,23 +42,23 @@ impl Process {
 
     /// Adds a chunk and maps it in the other processes.
     fn add_chunk(&self, others: &[&Self]) {
-        let chunk = Shared::make(c"chunk", CHUNK_BYTES).expect("memory");
+        let chunk = SharedMemory::make(c"chunk", CHUNK_BYTES).expect("memory");
         self.peers.pool.add_chunk(chunk.base());
         for other in others {
-            let mapped = Shared::map_others(duplicate(&chunk), CHUNK_BYTES).expect("a chunk");
+            let mapped = SharedMemory::map_others(duplicate(&chunk), CHUNK_BYTES).expect("a chunk");
             other.peers.find(self.peers.id()).expect("linked").add_chunk(mapped);
         }
     }
 
-    pub(crate) fn fill(&self, bytes: &[u8]) -> Option<Held> {
-        let held = self.peers.take(bytes.len())?;
+    pub(crate) fn fill(&self, bytes: &[u8]) -> Option<HeldBytes> {
+        let held = self.peers.alloc(bytes.len())?;
         // SAFETY: `held` is a new run of at least `bytes.len()` bytes that nobody else knows.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), held.address() as *mut u8, bytes.len()) };
         Some(held)
     }
 }
 
-fn duplicate(shared: &Shared) -> OwnFd {
+fn duplicate(shared: &SharedMemory) -> OwnFd {
     uncopy_sys::fd::duplicate_high(shared.fd().expect("its maker has it")).expect("a descriptor")
 }
 
@@ -188,7 +188,7 @@ impl Reader<'_> {
             self.process.peers.release(held);
         }
         assert_eq!(into.len() - before, stretches.len_bytes);
-        assert_eq!(stream.queue.is_empty(), stretches.are_all);
+        assert_eq!(stream.queue.is_empty(), stretches.is_complete);
         Ok(stretches.len_bytes)
     }
 }
@@ -226,12 +226,12 @@ fn every_byte_arrives_in_order_whatever_the_socket_takes() {
     for step in 0..20_000 {
         stream.borrow_mut().room = [0, 1, 7, 3000, 9000][random.below(5)];
         if step % 64 == 0 {
-            far.receiving.attend(u32::from(random.below(4) > 0) * 9);
+            far.receiving.accept_refs(u32::from(random.below(4) > 0) * 9);
         }
         let sizes: Vec<usize> = (0..=random.below(4)).map(|_| 1 + random.below(6000)).collect();
         let texts: Vec<Vec<u8>> =
             sizes.iter().map(|size| (0..*size).map(|_| random.below(256) as u8).collect()).collect();
-        let held: Vec<Option<Held>> =
+        let held: Vec<Option<HeldBytes>> =
             texts.iter().map(|text| if text.len() > 2000 { sender.fill(text) } else { None }).collect();
         let pieces: Vec<Piece<'_>> = texts
             .iter()
@@ -242,7 +242,7 @@ fn every_byte_arrives_in_order_whatever_the_socket_takes() {
             })
             .collect();
         let all: Vec<u8> = texts.concat();
-        let target = Far { peer: &to, slot: to.slot(0).expect("a slot"), lane: 9 };
+        let target = RemoteSlot { peer: &to, slot: to.slot(0).expect("a slot"), lane: 9 };
         let sent = match send(&Wire(&stream), &pieces, near, target, &sender.peers) {
             Some(Ok(sent)) => {
                 references += 1;
@@ -259,14 +259,14 @@ fn every_byte_arrives_in_order_whatever_the_socket_takes() {
         for _ in 0..random.below(5) {
             end.read(&stream, 1 + random.below(7000), &mut got).expect("an honest sender");
         }
-        sender.peers.hear();
+        sender.peers.read_returns();
         assert!(wanted.starts_with(&got), "step {step}");
         wanted.drain(..got.len());
         got.clear();
     }
     while end.read(&stream, 5000, &mut got).expect("an honest sender") > 0 {}
     assert_eq!(got, wanted);
-    sender.peers.hear();
+    sender.peers.read_returns();
     assert_eq!(sender.peers.pool.usage(), (1, 0), "nothing is held any more");
     assert!(references > 1000, "{references} went by reference");
 }
@@ -286,7 +286,7 @@ fn linked<const N: usize>() -> [Process; N] {
 }
 
 /// Sends held bytes to another process, which holds them too from here on.
-fn pass(held: &Held, from: &Process, to: &Process) -> Held {
+fn pass(held: &HeldBytes, from: &Process, to: &Process) -> HeldBytes {
     let peer = from.peers.find(to.peers.id()).expect("linked");
     let reference = from.peers.share(held, 0, held.len_bytes(), &peer).expect("known");
     to.peers.resolve(&Announcement { at: 0, reference }).expect("known")
@@ -302,10 +302,10 @@ fn what_is_passed_on_by_who_is_heard_first_is_kept() {
     let at_d = pass(&at_c, &c, &d);
     b.peers.release(at_b);
     c.peers.release(at_c);
-    a.peers.hear();
+    a.peers.read_returns();
     assert_eq!(a.peers.pool.usage(), (1, 1), "the fourth holds it");
     d.peers.release(at_d);
-    a.peers.hear();
+    a.peers.read_returns();
     assert_eq!(a.peers.pool.usage(), (1, 0));
 }
 
@@ -359,13 +359,13 @@ fn what_is_said_and_cannot_be_is_passed_over() {
     let to_a = c.peers.find(1).expect("linked");
     // The third process holds nothing, but reports repeatedly that it has sent the run on.
     for _ in 0..200 {
-        c.peers.say_shared(&to_a, &at_b, 2);
+        c.peers.report_shared(&to_a, &at_b, 2);
     }
     b.peers.release(at_b);
     while a.peers.pool.usage() != (1, 0) {
-        a.peers.hear();
+        a.peers.read_returns();
     }
-    let heard = |peer: u64| a.board.links[peer as usize - 1].taken();
+    let heard = |peer: u64| a.board.links[peer as usize - 1].returns_read();
     assert_eq!((heard(2), heard(3)), (1, 200), "all was heard");
 }
 
@@ -376,14 +376,14 @@ fn what_is_passed_on_is_kept_until_the_last_has_read_it() {
     let text = vec![7; 50_000];
     let held = a.fill(&text).expect("room");
     let link = |from: &Process, to: u64| from.peers.find(to).expect("linked");
-    let announce = |from: &Process, to: u64, held: &Held| {
+    let announce = |from: &Process, to: u64, held: &HeldBytes| {
         let peer = link(from, to);
-        let target = Far { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 1 };
+        let target = RemoteSlot { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 1 };
         let piece = Piece::Shared { held, offset_bytes: 0, len_bytes: text.len() };
         send(&Wire(&stream), &[piece], &from.board.slots[0], target, &from.peers)
     };
     for process in [b, c] {
-        process.board.slots[0].receiving.attend(1);
+        process.board.slots[0].receiving.accept_refs(1);
     }
     assert_eq!(announce(a, 2, &held), Some(Ok(50_000)));
     a.peers.release(held);
@@ -391,14 +391,14 @@ fn what_is_passed_on_is_kept_until_the_last_has_read_it() {
     let at_b = b.peers.resolve(&announcement).expect("known");
     assert_eq!(announce(b, 3, &at_b), Some(Ok(50_000)));
     b.peers.release(at_b);
-    a.peers.hear();
+    a.peers.read_returns();
     assert_eq!(a.peers.pool.usage(), (1, 1), "the third holds it");
     let announcement = link(c, 2).slot(0).expect("a slot").sending.of(0).get(0).expect("announced");
     let at_c = c.peers.resolve(&announcement).expect("known");
     // SAFETY: `at_c` holds 50,000 bytes, which stay mapped and unchanged until it is released.
     assert_eq!(unsafe { std::slice::from_raw_parts(at_c.address() as *const u8, 50_000) }, text);
     c.peers.release(at_c);
-    a.peers.hear();
+    a.peers.read_returns();
     assert_eq!(a.peers.pool.usage(), (1, 0));
 }
 
@@ -407,9 +407,9 @@ fn a_process_that_ends_holds_nothing_any_more() {
     let [sender, reader] = two();
     let stream = RefCell::new(Stream { room: 10, ..Stream::default() });
     let held = sender.fill(&[1; 9000]).expect("room");
-    reader.board.slots[0].receiving.attend(4);
+    reader.board.slots[0].receiving.accept_refs(4);
     let peer = sender.peers.find(22).expect("linked");
-    let target = Far { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 4 };
+    let target = RemoteSlot { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 4 };
     let piece = Piece::Shared { held: &held, offset_bytes: 0, len_bytes: 9000 };
     assert_eq!(send(&Wire(&stream), &[piece], &sender.board.slots[0], target, &sender.peers), Some(Ok(9000)));
     sender.peers.release(held);
@@ -424,9 +424,9 @@ fn what_a_process_has_announced_is_received_after_its_end() {
     let stream = RefCell::new(Stream { room: 10, ..Stream::default() });
     let held = sender.fill(&[8; 9000]).expect("room");
     let slot = &reader.board.slots[0];
-    slot.receiving.attend(4);
+    slot.receiving.accept_refs(4);
     let peer = sender.peers.find(22).expect("linked");
-    let target = Far { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 4 };
+    let target = RemoteSlot { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 4 };
     let piece = Piece::Shared { held: &held, offset_bytes: 0, len_bytes: 9000 };
     assert_eq!(send(&Wire(&stream), &[piece], &sender.board.slots[0], target, &sender.peers), Some(Ok(9000)));
     let gone = reader.peers.find(21).expect("linked");
@@ -525,7 +525,7 @@ fn whatever_is_on_a_hostile_board_nothing_outside_of_shared_memory_is_read() {
                 end.receiver = Receiver::default();
             }
         }
-        reader.peers.hear();
+        reader.peers.read_returns();
     }
     assert!(outcomes.iter().all(|times| *times > 1000), "{outcomes:?}");
 }
@@ -561,6 +561,6 @@ fn what_fuzzing_calls_holds_for_random_peers() {
             }
         }
         crate::oracles::sender(&data);
-        crate::oracles::link(&data);
+        crate::oracles::message_words(&data);
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use uncopy_core::scope::Scope;
 use uncopy_lanes::begin::begin;
-use uncopy_lanes::message::Given;
-use uncopy_lanes::message::Kept;
+use uncopy_lanes::message::SendPart;
+use uncopy_lanes::message::SharedBuf;
 use uncopy_lanes::process::{Destination, Process, Received, closed, process};
 use uncopy_sys::descriptor::{Descriptor as _, ProgramFd};
 use uncopy_sys::iovec::Part;
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn receive(lanes: &'static Process, fd: ProgramFd, into: &mut [u8]) -> usize {
     let room = (into.as_mut_ptr().cast(), into.len());
     loop {
-        if let Some(plain) = lanes.begin_plain(fd) {
+        if let Some(plain) = lanes.begin_plain_receive(fd) {
             // SAFETY: `room` is the address and length of `into`, which is borrowed exclusively for this call.
             let got = unsafe { libc::recv(fd.number(), room.0, room.1, 0) };
             drop(plain);
@@ -33,16 +33,16 @@ fn receive(lanes: &'static Process, fd: ProgramFd, into: &mut [u8]) -> usize {
         }
         let part = Part { address: room.0 as usize, len_bytes: room.1 };
         // SAFETY: the lane passes parts of `into`, which is borrowed exclusively for this call.
-        let literally = |parts: &[Part], flags| unsafe { socket::receive(fd, parts, flags) };
+        let read_literal = |parts: &[Part], flags| unsafe { socket::receive(fd, parts, flags) };
         let writable_bytes = |parts: &[Part]| parts.iter().map(|part| part.len_bytes).sum();
-        let place = |_: Part, _: usize, _: &dyn Fn() -> Kept| false;
-        let to = Destination { parts: &[part], place, literally, room: writable_bytes };
+        let place = |_: Part, _: usize, _: &dyn Fn() -> SharedBuf| false;
+        let to = Destination { parts: &[part], place, read_literal, writable_bytes };
         // SAFETY: the parts are `into`, borrowed exclusively for this call and writable for its length.
         match unsafe { lanes.receive(fd, 0, false, to) } {
             Received::Done(Ok(got)) | Received::Part(got) => return got,
             Received::Done(Err(errno)) if errno.0 == libc::EAGAIN => {}
             Received::Done(Err(errno)) => panic!("{errno:?}"),
-            Received::Plainly => panic!("an attended lane"),
+            Received::Passthrough => panic!("an attended lane"),
             Received::Nothing => {
                 let mut byte = 0u8;
                 // SAFETY: the pointer and the length describe `byte`, a local that nothing else refers to.
@@ -72,10 +72,11 @@ fn send_all(lanes: &Process, fd: ProgramFd, bytes: &[u8]) -> bool {
     while sent < bytes.len() {
         let rest = &bytes[sent..];
         let part = Part { address: rest.as_ptr() as usize, len_bytes: rest.len() };
-        let end = lanes.known(fd);
-        let outlet = end.as_ref().and_then(|end| lanes.outlet(fd, end, rest.len()));
-        let by_reference =
-            outlet.and_then(|outlet| lanes.send(fd, &outlet, &[Given::Plain(part)], libc::MSG_NOSIGNAL));
+        let end = lanes.find_end(fd);
+        let send_target = end.as_ref().and_then(|end| lanes.send_target(fd, end, rest.len()));
+        let by_reference = send_target.and_then(|send_target| {
+            lanes.send(fd, &send_target, &[SendPart::Plain(part)], libc::MSG_NOSIGNAL)
+        });
         if let Some(by_reference) = by_reference {
             sent += by_reference.unwrap_or_else(|errno| panic!("{errno:?}"));
             is_referred = true;
@@ -87,10 +88,10 @@ fn send_all(lanes: &Process, fd: ProgramFd, bytes: &[u8]) -> bool {
         let went = unsafe { libc::send(fd.number(), rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL) };
         let went = usize::try_from(went).unwrap_or_else(|_| panic!("{}", io::Error::last_os_error()));
         if let Some(literal) = literal {
-            literal.sent(went);
+            literal.finish(went);
         }
         if is_unknown {
-            lanes.sent(fd);
+            lanes.note_large_send(fd);
         }
         sent += went;
     }

@@ -23,7 +23,7 @@ pub unsafe fn read_address(at: *const sockaddr, len_bytes: socklen_t) -> Option<
 ///
 /// # Safety
 /// No other thread changes the bytes meanwhile.
-pub unsafe fn is_of_no_family(at: *const sockaddr, len_bytes: socklen_t) -> bool {
+pub unsafe fn is_unspecified_family(at: *const sockaddr, len_bytes: socklen_t) -> bool {
     let family_bytes = size_of::<libc::sa_family_t>();
     if at.is_null() || (len_bytes as usize) < family_bytes || !is_readable(at as usize, family_bytes) {
         return false;
@@ -35,15 +35,15 @@ pub unsafe fn is_of_no_family(at: *const sockaddr, len_bytes: socklen_t) -> bool
 
 /// Buffer for any address (`sockaddr_storage`).
 #[repr(align(8))]
-pub struct Storage([u8; 128]);
+pub struct AddressStorage([u8; 128]);
 
-impl Default for Storage {
+impl Default for AddressStorage {
     fn default() -> Self {
         Self([0; 128])
     }
 }
 
-impl Storage {
+impl AddressStorage {
     pub fn bytes(&self, len_bytes: socklen_t) -> &[u8] {
         &self.0[..(len_bytes as usize).min(self.0.len())]
     }
@@ -68,7 +68,7 @@ impl AddressBuffer {
         }
         // SAFETY: `writable_bytes` found that the length at `len` can be written, and so be read.
         let len_bytes = unsafe { len.read_unaligned() } as usize;
-        let wanted_bytes = len_bytes.min(size_of::<Storage>());
+        let wanted_bytes = len_bytes.min(size_of::<AddressStorage>());
         // A negative length, or one beyond the writable memory.
         let is_bad =
             len_bytes > i32::MAX as usize || writable_bytes(at as usize, wanted_bytes) < wanted_bytes;
@@ -113,7 +113,7 @@ mod tests {
             if room_bytes >= len_bytes {
                 // SAFETY: `put_address` has written `len` bytes to the local array `bytes`.
                 let read = unsafe { read_address(bytes.as_ptr().cast(), len) };
-                assert_eq!(read.map(address::plain), Some(address));
+                assert_eq!(read.map(address::canonical), Some(address));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! TCP_CONGESTION. The kernel decides which names a program may choose. A choice that the service does not
 //! implement is stored and reported by getsockopt(2), and has no effect.
 
-use super::stand_in::StandIn;
+use super::probe_socket::ProbeSocket;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use uncopy_net::message::Congestion;
 use uncopy_sys::descriptor::{Descriptor, ProgramFd};
@@ -41,7 +41,7 @@ pub fn number_of(fd: impl Descriptor) -> u8 {
     let mut len = NAME_BYTES as u32;
     // SAFETY: getsockopt(2) writes at most `len` bytes, the length of the local array `name`.
     let asked = unsafe {
-        tcp::any_option(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name.as_mut_ptr(), &raw mut len)
+        tcp::raw_option(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name.as_mut_ptr(), &raw mut len)
     };
     if asked.is_err() {
         return 0;
@@ -54,11 +54,11 @@ pub fn number_of(fd: impl Descriptor) -> u8 {
 static DEFAULT: AtomicU8 = AtomicU8::new(u8::MAX);
 
 /// Returns the number that a program has chosen for a kernel socket; 0: the default.
-pub fn chosen(fd: ProgramFd) -> u8 {
+pub fn chosen_number(fd: ProgramFd) -> u8 {
     let found = number_of(fd);
     let default = match DEFAULT.load(Relaxed) {
         u8::MAX => {
-            let default = StandIn::new(false).map_or(found, |fresh| number_of(fresh.fd()));
+            let default = ProbeSocket::new(false).map_or(found, |fresh| number_of(fresh.fd()));
             DEFAULT.store(default, Relaxed);
             default
         }
@@ -68,16 +68,16 @@ pub fn chosen(fd: ProgramFd) -> u8 {
 }
 
 /// Sets the congestion control of a kernel socket, unless `number` is 0.
-pub fn choose(fd: impl Descriptor, number: u8) {
+pub fn set_number(fd: impl Descriptor, number: u8) {
     if let Some(name) = usize::from(number).checked_sub(1).and_then(|at| NAMES.get(at)) {
         let (level, option) = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         // SAFETY: setsockopt(2) reads `name.len()` bytes of `name`, a static string.
-        let _ = unsafe { tcp::set_any_option(fd, level, option, name.as_ptr(), name.len() as u32) };
+        let _ = unsafe { tcp::set_raw_option(fd, level, option, name.as_ptr(), name.len() as u32) };
     }
 }
 
 /// Converts a number to the service's congestion control; `None`: the service's default.
-pub const fn of_service(number: u8) -> Option<Congestion> {
+pub const fn to_service(number: u8) -> Option<Congestion> {
     match number {
         1 => Some(Congestion::Reno),
         2 => Some(Congestion::Cubic),
@@ -108,11 +108,11 @@ mod tests {
         assert_eq!(&name(0, Congestion::Cubic)[..6], b"cubic\0");
         assert_eq!(&name(3, Congestion::Cubic)[..4], b"bbr\0");
         let fd = tcp::stream(libc::AF_INET).expect("a socket");
-        assert_eq!(chosen(fd.as_program()), 0);
+        assert_eq!(chosen_number(fd.as_program()), 0);
         // Every kernel has reno.
         // SAFETY: setsockopt(2) reads 4 bytes, the length of the static string.
-        unsafe { tcp::set_any_option(&fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno".as_ptr(), 4) }
+        unsafe { tcp::set_raw_option(&fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno".as_ptr(), 4) }
             .expect("set");
-        assert_eq!((number_of(&fd), of_service(number_of(&fd))), (1, Some(Congestion::Reno)));
+        assert_eq!((number_of(&fd), to_service(number_of(&fd))), (1, Some(Congestion::Reno)));
     }
 }

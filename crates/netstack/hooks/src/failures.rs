@@ -3,13 +3,13 @@
 //! Epoll reports the program's data and not the descriptor, so registrations are recorded, in a lossy hash
 //! table: a program must handle a hang-up without POLLERR anyway, and a receive then returns the error.
 
-use super::kept::SocketNote;
 use super::service::{client, is_on};
+use super::socket_note::SocketNote;
 use core::ffi::{c_int, c_short};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use uncopy_interpose::{entry, slots};
-use uncopy_net::board::Condition;
+use uncopy_net::state_table::ConnectionState;
 use uncopy_sys::descriptor::{Descriptor as _, ProgramFd};
 use uncopy_sys::errno;
 
@@ -45,7 +45,7 @@ fn slot(epoll: ProgramFd, data: u64) -> &'static Registration {
 ///
 /// # Safety
 /// epoll_ctl(2) has succeeded with these arguments.
-pub unsafe fn note(epoll: ProgramFd, operation: c_int, fd: ProgramFd, event: *const epoll_event) {
+pub unsafe fn on_epoll_ctl(epoll: ProgramFd, operation: c_int, fd: ProgramFd, event: *const epoll_event) {
     if operation == libc::EPOLL_CTL_DEL {
         return;
     }
@@ -71,10 +71,10 @@ fn registered(epoll: ProgramFd, data: u64) -> Option<ProgramFd> {
 /// Returns whether a connection has an error that was not reported to the program yet.
 #[cold]
 fn has_error(fd: ProgramFd) -> bool {
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     let Some(client) = client() else { return false };
-    let condition = client.connection(fd).and_then(|connection| client.condition(&connection));
-    matches!(condition, Some(Condition::Failed(_))) && !SocketNote::of(fd).is_error_reported
+    let condition = client.connection(fd).and_then(|connection| client.connection_state(&connection));
+    matches!(condition, Some(ConnectionState::Failed(_))) && !SocketNote::load(fd).is_error_reported
 }
 
 /// Adds POLLERR to the results of poll(2).
@@ -163,9 +163,9 @@ mod tests {
         let event = |data| epoll_event { events: 1, u64: data };
         // SAFETY: the events are local values; EPOLL_CTL_DEL reads none.
         unsafe {
-            note(fd(7), libc::EPOLL_CTL_ADD, fd(9), &event(0xffff_0000_1234));
-            note(fd(8), libc::EPOLL_CTL_MOD, fd(10), &event(5));
-            note(fd(8), libc::EPOLL_CTL_DEL, fd(10), core::ptr::null());
+            on_epoll_ctl(fd(7), libc::EPOLL_CTL_ADD, fd(9), &event(0xffff_0000_1234));
+            on_epoll_ctl(fd(8), libc::EPOLL_CTL_MOD, fd(10), &event(5));
+            on_epoll_ctl(fd(8), libc::EPOLL_CTL_DEL, fd(10), core::ptr::null());
         }
         assert_eq!(registered(fd(7), 0xffff_0000_1234), Some(fd(9)));
         assert_eq!(

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `bind`, `listen` | a UNIX socket, if the address is one of the service's or unspecified |
 //! | `connect` | a UNIX socket, if the service reaches the peer |
-//! | `shutdown`, `connect` with AF_UNSPEC | see [`ending`] |
+//! | `shutdown`, `connect` with AF_UNSPEC | see [`disconnecting`] |
 //! | `accept`, `getsockname`, `getpeername` | addresses are those of TCP |
 //! | `getsockopt`, `setsockopt` | see [`options`] |
 //! | `setuid` and its like, `chroot` | a connection to the service is kept open |
@@ -31,33 +31,35 @@
 mod addresses;
 mod congestion;
 mod connecting;
-mod ending;
+mod disconnecting;
 mod failures;
-mod kept;
 mod options;
+mod probe_socket;
 mod registrations;
 mod results;
 mod service;
-mod stand_in;
+mod socket_note;
 
 use addresses::{AddressBuffer, read_address};
-use connecting::connect_there;
+use connecting::connect_by_service;
 use core::ffi::{c_char, c_int};
 pub use failures::fill as fill_polls;
-use kept::SocketNote;
 use libc::{epoll_event, sockaddr, socklen_t};
 pub use registrations::in_child;
-pub use results::{loud, quiet, received, refuses_address, rest, sent};
-use service::{MAX_BACKLOG, any, client, is_of};
-pub use service::{before_change, end, is_on};
+pub use results::{
+    is_address_refused, raise_sigpipe, read_after_shutdown, recv_result, send_result, suppress_sigpipe,
+};
+use service::{MAX_BACKLOG, client, matches_domain, unspecified_address};
+pub use service::{before_change, disable, is_on};
+use socket_note::SocketNote;
 use std::net::SocketAddr;
 use uncopy_core::streams::Outcome;
-use uncopy_engine::state::{early, ledger};
+use uncopy_engine::state::{ledger, warmup};
 use uncopy_fdtable::{self as fdtable, Feature};
 use uncopy_interpose::{before, entry, slots};
 use uncopy_net::address;
-use uncopy_net::board::Condition;
-use uncopy_net::client::{Client, Known};
+use uncopy_net::client::{Client, ServiceSocket};
+use uncopy_net::state_table::ConnectionState;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::lock::Critical;
@@ -81,7 +83,7 @@ before!(chroot CHROOT (path: *const c_char) -> c_int, { before_change(); });
 
 /// Connects to the service. Returns the folder of its lanes; `None`: it does not answer, which was reported.
 pub fn switch_on(control: &[u8]) -> Option<&'static str> {
-    fdtable::follow(Feature::Service, &registrations::FOLLOWER);
+    fdtable::register(Feature::Service, &registrations::FD_CALLBACKS);
     service::switch_on(control)
 }
 
@@ -98,59 +100,63 @@ fn result(done: Result<(), Errno>) -> c_int {
 
 /// Replaces a program's socket by one that is bound to an address of the service.
 fn bind_to(client: &Client, fd: ProgramFd, address: SocketAddr) -> Result<(), Errno> {
-    let note = SocketNote::of_tcp(fd);
-    fdtable::replaced(Feature::Service, fd);
+    let note = SocketNote::from_tcp(fd);
+    fdtable::on_replace(Feature::Service, fd);
     client.bind(fd, address, note.reuses_port())?;
-    note.keep(fd);
-    registrations::renew(fd);
+    note.store(fd);
+    registrations::reregister(fd);
     Ok(())
 }
 
 /// Implements `bind`; `None`: libc must do it.
-fn bind_there(fd: ProgramFd, address: SocketAddr) -> Option<Result<(), Errno>> {
-    let client = client().filter(|client| client.owns(address::plain(address).ip()))?;
+fn bind_by_service(fd: ProgramFd, address: SocketAddr) -> Option<Result<(), Errno>> {
+    let client = client().filter(|client| client.owns(address::canonical(address).ip()))?;
     let _critical = Critical::enter();
-    let domain = tcp::undecided(fd)?;
-    is_of(domain, &address).then(|| bind_to(client, fd, address))
+    let domain = tcp::unconnected_domain(fd)?;
+    matches_domain(domain, &address).then(|| bind_to(client, fd, address))
 }
 
 entry!(bind BIND (fd: ProgramFd, address: *const sockaddr, len: socklen_t) -> c_int, is_on(), {
-    match read_address(address, len).and_then(|address| bind_there(fd, address)) {
+    match read_address(address, len).and_then(|address| bind_by_service(fd, address)) {
         Some(done) => result(done),
         None => BIND.call()(fd, address, len),
     }
 });
 
 /// Implements `listen`, by calling `listen` for the UNIX socket; `None`: libc must do it.
-fn listen_there(fd: ProgramFd, backlog: c_int, listen: impl FnOnce() -> c_int) -> Option<Result<(), Errno>> {
+fn listen_by_service(
+    fd: ProgramFd,
+    backlog: c_int,
+    listen: impl FnOnce() -> c_int,
+) -> Option<Result<(), Errno>> {
     let client = client()?;
     let _critical = Critical::enter();
-    if let Some(domain) = tcp::undecided(fd)
-        && let Err(why) = bind_to(client, fd, any(domain))
+    if let Some(domain) = tcp::unconnected_domain(fd)
+        && let Err(why) = bind_to(client, fd, unspecified_address(domain))
     {
         return Some(Err(why));
     }
-    let Some(Known::Bound(bound)) = client.known(fd) else { return None };
+    let Some(ServiceSocket::Bound(bound)) = client.service_socket(fd) else { return None };
     if listen() != 0 {
         return Some(Err(Errno(errno::get())));
     }
     let backlog = backlog.cast_unsigned().min(MAX_BACKLOG);
-    Some(client.listen(&bound, backlog, SocketNote::of(fd).options()))
+    Some(client.listen(&bound, backlog, SocketNote::load(fd).options()))
 }
 
 entry!(listen LISTEN (fd: ProgramFd, backlog: c_int) -> c_int, is_on(), {
     let listen = || LISTEN.call()(fd, backlog);
-    match listen_there(fd, backlog, listen) {
+    match listen_by_service(fd, backlog, listen) {
         Some(done) => result(done),
         None => listen(),
     }
 });
 
 entry!(connect CONNECT (fd: ProgramFd, address: *const sockaddr, len: socklen_t) -> c_int, is_on(), {
-    let done = if addresses::is_of_no_family(address, len) {
-        ending::disconnect(fd)
+    let done = if addresses::is_unspecified_family(address, len) {
+        disconnecting::disconnect(fd)
     } else {
-        read_address(address, len).and_then(|address| connect_there(fd, address))
+        read_address(address, len).and_then(|address| connect_by_service(fd, address))
     };
     match done {
         Some(done) => result(done),
@@ -159,7 +165,7 @@ entry!(connect CONNECT (fd: ProgramFd, address: *const sockaddr, len: socklen_t)
 });
 
 entry!(shutdown SHUTDOWN (fd: ProgramFd, how: c_int) -> c_int, is_on(), {
-    match ending::shut_down(fd, how) {
+    match disconnecting::shut_down(fd, how) {
         Some(done) => result(done),
         None => SHUTDOWN.call()(fd, how),
     }
@@ -167,7 +173,7 @@ entry!(shutdown SHUTDOWN (fd: ProgramFd, how: c_int) -> c_int, is_on(), {
 
 fn explain_accepted(client: &Client, accepted: ProgramFd) {
     if ledger::are_kept() {
-        let _errno = errno::Keep::new();
+        let _errno = errno::SavedErrno::new();
         if client.connection(accepted).is_some() {
             ledger::add_stream(Outcome::Served, 1);
         } else if tcp::is_tcp(accepted) {
@@ -192,7 +198,7 @@ unsafe fn accept_by(
         if accepted.is_valid() {
             explain_accepted(client, accepted);
         } else {
-            ending::refused_accept(fd);
+            disconnecting::correct_accept_errno(fd);
         }
         accepted
     };
@@ -204,7 +210,7 @@ unsafe fn accept_by(
         }
         return accepted;
     };
-    let mut bytes = addresses::Storage::default();
+    let mut bytes = addresses::AddressStorage::default();
     let mut len_bytes = size_of_val(&bytes) as socklen_t;
     let accepted = call((&raw mut bytes).cast(), &raw mut len_bytes);
     if !accepted.is_valid() {
@@ -215,8 +221,8 @@ unsafe fn accept_by(
         room.put(bytes);
         return accepted;
     };
-    let _errno = errno::Keep::new();
-    let is_v6 = matches!(client.known(fd), Some(Known::Bound(bound)) if bound.is_v6());
+    let _errno = errno::SavedErrno::new();
+    let is_v6 = matches!(client.service_socket(fd), Some(ServiceSocket::Bound(bound)) if bound.is_v6());
     room.put_address(connection.remote, is_v6);
     SocketNote::copy_to_accepted(fd, accepted);
     accepted
@@ -224,7 +230,7 @@ unsafe fn accept_by(
 
 /// Returns whether accept needs any handling. A program that accepts connections ends the warm-up.
 fn accepts() -> bool {
-    early::end();
+    warmup::end();
     is_on()
 }
 
@@ -245,12 +251,12 @@ fn address_of(
     of_bound: impl FnOnce(SocketAddr) -> Option<SocketAddr>,
 ) -> Option<Result<(SocketAddr, bool), Errno>> {
     let client = client()?;
-    let _errno = errno::Keep::new();
-    match client.known(fd)? {
-        Known::Connection { connection, is_v6 } => {
+    let _errno = errno::SavedErrno::new();
+    match client.service_socket(fd)? {
+        ServiceSocket::Connection { connection, is_v6 } => {
             Some(of_connection(client, connection).map(|address| (address, is_v6)))
         }
-        Known::Bound(bound) => of_bound(bound.address).map(|address| Ok((address, bound.is_v6()))),
+        ServiceSocket::Bound(bound) => of_bound(bound.address).map(|address| Ok((address, bound.is_v6()))),
     }
 }
 
@@ -278,8 +284,8 @@ entry!(getsockname GETSOCKNAME (fd: ProgramFd, address: *mut sockaddr, len: *mut
 
 entry!(getpeername GETPEERNAME (fd: ProgramFd, address: *mut sockaddr, len: *mut socklen_t) -> c_int, is_on(), {
     let of_connection = |client: &Client, connection| {
-        let is_begun = client.condition(&connection) != Some(Condition::Connecting);
-        if is_begun && !ending::is_over(client, fd, &connection) {
+        let is_begun = client.connection_state(&connection) != Some(ConnectionState::Connecting);
+        if is_begun && !disconnecting::is_finished(client, fd, &connection) {
             Ok(connection.remote)
         } else {
             Err(Errno(libc::ENOTCONN))
@@ -316,8 +322,8 @@ pub unsafe fn set_option(
 entry!(epoll_ctl EPOLL_CTL (epoll: ProgramFd, operation: c_int, fd: ProgramFd, event: *mut epoll_event) -> c_int, is_on(), {
     let done = EPOLL_CTL.call()(epoll, operation, fd, event);
     if done == 0 {
-        failures::note(epoll, operation, fd, event);
-        registrations::note(epoll, operation, fd, event);
+        failures::on_epoll_ctl(epoll, operation, fd, event);
+        registrations::on_epoll_ctl(epoll, operation, fd, event);
     }
     done
 });

@@ -7,18 +7,18 @@
 //! | IP | accepted if they are legal, without effect |
 //!
 //! The socket's note keeps what the program has set ([`SocketNote`]). A temporary kernel socket decides whether
-//! an option is legal, and provides defaults ([`StandIn`]).
+//! an option is legal, and provides defaults ([`ProbeSocket`]).
 
 use super::congestion;
 use super::connecting::is_listening;
-use super::kept::{MAX_TIMES, OF_TIMES, SocketNote};
+use super::probe_socket::ProbeSocket;
 use super::service::client;
-use super::stand_in::StandIn;
+use super::socket_note::{KEEPALIVE_OPTIONS, MAX_KEEPALIVE_TIMES, SocketNote};
 use core::ffi::c_int;
 use libc::socklen_t;
-use uncopy_net::board::Condition;
-use uncopy_net::client::{Client, Known};
+use uncopy_net::client::{Client, ServiceSocket};
 use uncopy_net::message::Info;
+use uncopy_net::state_table::ConnectionState;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::lock::Critical;
@@ -65,25 +65,25 @@ fn setting(before: SocketNote, level: c_int, name: c_int, [value, second]: [Opti
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => with(&|note, value| note.keep_alive = value != 0),
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            let resets = second == Some(0) && value.is_some_and(|value| value != 0);
-            Setting::Both(SocketNote { resets, ..before })
+            let resets_on_close = second == Some(0) && value.is_some_and(|value| value != 0);
+            Setting::Both(SocketNote { resets_on_close, ..before })
         }
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => with(&|note, value| note.reuses_address = value != 0),
         (libc::SOL_SOCKET, libc::SO_REUSEPORT) => with(&|note, value| note.reuses_port = value != 0),
         // The note of a socket is stored in this option of the UNIX socket.
         (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) => Setting::Done,
         (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => Setting::Legal,
-        (libc::IPPROTO_TCP, libc::TCP_CORK) => with(&|note, value| note.corks = value != 0),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => with(&|note, value| note.is_corked = value != 0),
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => Setting::Congestion,
         // Some programs set this after every receive, so no kernel socket is asked.
         (libc::IPPROTO_TCP, libc::TCP_QUICKACK) if value.is_some() => Setting::Done,
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => with(&|note, value| note.no_delay = value != 0),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
-            let at = OF_TIMES.iter().position(|of| *of == name).unwrap_or(0);
-            let is_legal = |value: &c_int| (1..=c_int::from(MAX_TIMES[at])).contains(value);
+            let at = KEEPALIVE_OPTIONS.iter().position(|of| *of == name).unwrap_or(0);
+            let is_legal = |value: &c_int| (1..=c_int::from(MAX_KEEPALIVE_TIMES[at])).contains(value);
             match value.filter(is_legal) {
                 None => Setting::Refused(libc::EINVAL),
-                Some(_) => with(&|note, value| note.times[at] = value as u16),
+                Some(_) => with(&|note, value| note.keepalive_times[at] = value as u16),
             }
         }
         // Programs have a fallback for a kernel without these.
@@ -115,26 +115,26 @@ pub unsafe fn set(
         return None;
     }
     let client = client()?;
-    let _errno = errno::Keep::new();
-    let known = client.known(fd)?;
+    let _errno = errno::SavedErrno::new();
+    let known = client.service_socket(fd)?;
     let words = (len_bytes as usize / size_of::<c_int>()).min(2);
     if !is_readable(value as usize, words * size_of::<c_int>()) {
         return Some(Err(Errno::EFAULT));
     }
     // SAFETY: `is_readable` found that `words` words at `value` can be read, and `at` is below that.
     let word = |at: usize| (at < words).then(|| unsafe { value.cast::<c_int>().add(at).read_unaligned() });
-    let before = SocketNote::of(fd);
+    let before = SocketNote::load(fd);
     let (note, result) = match setting(before, level, name, [word(0), word(1)]) {
         Setting::Kernels => return None,
         Setting::Done => return Some(Ok(())),
         Setting::Legal => {
             // If no descriptor is left, the option counts as legal.
-            let asked = StandIn::new(is_v6(&known));
+            let asked = ProbeSocket::new(is_v6(&known));
             // SAFETY: `value` and `len_bytes` are the program's arguments, which the kernel checks.
             return Some(asked.map_or(Ok(()), |asked| unsafe { asked.set(level, name, value, len_bytes) }));
         }
         Setting::Congestion => {
-            let Some(asked) = StandIn::new(is_v6(&known)) else { return Some(Err(Errno(libc::ENOBUFS))) };
+            let Some(asked) = ProbeSocket::new(is_v6(&known)) else { return Some(Err(Errno(libc::ENOBUFS))) };
             // SAFETY: `value` and `len_bytes` are the program's arguments, which the kernel checks.
             if let Err(why) = unsafe { asked.set(level, name, value, len_bytes) } {
                 return Some(Err(why));
@@ -146,10 +146,10 @@ pub unsafe fn set(
         Setting::Note(note) => (note, Some(Ok(()))),
     };
     if note != before {
-        note.keep(fd);
-        if let Known::Connection { connection, .. } = known {
+        note.store(fd);
+        if let ServiceSocket::Connection { connection, .. } = known {
             let _critical = Critical::enter();
-            let _ = client.set(&connection, note.options());
+            let _ = client.set_options(&connection, note.options());
         }
     }
     result
@@ -171,8 +171,8 @@ pub unsafe fn get(
         return None;
     }
     let client = client()?;
-    let _errno = errno::Keep::new();
-    let known = client.known(fd)?;
+    let _errno = errno::SavedErrno::new();
+    let known = client.service_socket(fd)?;
     if level == libc::SOL_SOCKET && name == libc::SO_ERROR {
         // SAFETY: `value` and `len` are the program's arguments, as this function's caller promises.
         return unsafe { error(client, fd, &known, value, len, kernel) };
@@ -196,7 +196,7 @@ pub unsafe fn get(
         (libc::SOL_SOCKET, libc::SO_PEERGROUPS | SO_PEERPIDFD) => return Some(Err(Errno(libc::ENODATA))),
         (libc::SOL_SOCKET, _) => number_of_socket(fd, &known, name)?,
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
-            let name = congestion::name(SocketNote::of(fd).congestion, client.congestion());
+            let name = congestion::name(SocketNote::load(fd).congestion, client.congestion());
             // SAFETY: `value` and `len` are the program's arguments, which `put` checks.
             return Some(unsafe { put(&name, value, len) });
         }
@@ -206,7 +206,7 @@ pub unsafe fn get(
         }
         (libc::IPPROTO_TCP, _) if let Some(number) = number(client, fd, &known, name) => number,
         _ => {
-            let Some(asked) = StandIn::new(is_v6(&known)) else {
+            let Some(asked) = ProbeSocket::new(is_v6(&known)) else {
                 return Some(Err(Errno(libc::ENOPROTOOPT)));
             };
             // SAFETY: `value` and `len` are the program's arguments, which the kernel checks.
@@ -217,42 +217,42 @@ pub unsafe fn get(
     Some(unsafe { put(&found.to_ne_bytes(), value, len) })
 }
 
-const fn is_v6(known: &Known) -> bool {
+const fn is_v6(known: &ServiceSocket) -> bool {
     match known {
-        Known::Connection { is_v6, .. } => *is_v6,
-        Known::Bound(bound) => bound.is_v6(),
+        ServiceSocket::Connection { is_v6, .. } => *is_v6,
+        ServiceSocket::Bound(bound) => bound.is_v6(),
     }
 }
 
 /// Returns a socket-level option that differs from the UNIX socket's; `None`: the kernel's value is right.
-fn number_of_socket(fd: ProgramFd, known: &Known, name: c_int) -> Option<c_int> {
+fn number_of_socket(fd: ProgramFd, known: &ServiceSocket, name: c_int) -> Option<c_int> {
     match name {
         libc::SO_DOMAIN if is_v6(known) => Some(libc::AF_INET6),
         libc::SO_DOMAIN => Some(libc::AF_INET),
         libc::SO_PROTOCOL => Some(libc::IPPROTO_TCP),
-        libc::SO_KEEPALIVE => Some(SocketNote::of(fd).keep_alive.into()),
-        libc::SO_REUSEADDR => Some(SocketNote::of(fd).reuses_address.into()),
-        libc::SO_REUSEPORT => Some(SocketNote::of(fd).reuses_port.into()),
+        libc::SO_KEEPALIVE => Some(SocketNote::load(fd).keep_alive.into()),
+        libc::SO_REUSEADDR => Some(SocketNote::load(fd).reuses_address.into()),
+        libc::SO_REUSEPORT => Some(SocketNote::load(fd).reuses_port.into()),
         _ => None,
     }
 }
 
 /// Returns an integer option of TCP from the service or the note; `None`: another option.
-fn number(client: &Client, fd: ProgramFd, known: &Known, name: c_int) -> Option<c_int> {
+fn number(client: &Client, fd: ProgramFd, known: &ServiceSocket, name: c_int) -> Option<c_int> {
     Some(match name {
-        libc::TCP_NODELAY => SocketNote::of(fd).no_delay.into(),
+        libc::TCP_NODELAY => SocketNote::load(fd).no_delay.into(),
         libc::TCP_MAXSEG => match known {
-            Known::Connection { connection, .. } => {
+            ServiceSocket::Connection { connection, .. } => {
                 let _critical = Critical::enter();
                 client.info(connection).map_or(DEFAULT_MSS, |info| info.mss.cast_signed())
             }
-            Known::Bound(_) => DEFAULT_MSS,
+            ServiceSocket::Bound(_) => DEFAULT_MSS,
         },
-        libc::TCP_KEEPIDLE => SocketNote::of(fd).times[0].into(),
-        libc::TCP_KEEPINTVL => SocketNote::of(fd).times[1].into(),
-        libc::TCP_KEEPCNT => SocketNote::of(fd).times[2].into(),
+        libc::TCP_KEEPIDLE => SocketNote::load(fd).keepalive_times[0].into(),
+        libc::TCP_KEEPINTVL => SocketNote::load(fd).keepalive_times[1].into(),
+        libc::TCP_KEEPCNT => SocketNote::load(fd).keepalive_times[2].into(),
         libc::TCP_QUICKACK => 1,
-        libc::TCP_CORK => SocketNote::of(fd).corks.into(),
+        libc::TCP_CORK => SocketNote::load(fd).is_corked.into(),
         _ => return None,
     })
 }
@@ -261,17 +261,17 @@ fn number(client: &Client, fd: ProgramFd, known: &Known, name: c_int) -> Option<
 unsafe fn error(
     client: &Client,
     fd: ProgramFd,
-    known: &Known,
+    known: &ServiceSocket,
     value: *mut u8,
     len: *mut socklen_t,
     kernel: &dyn Fn() -> c_int,
 ) -> Option<Result<(), Errno>> {
-    let Known::Connection { connection, .. } = known else { return None };
+    let ServiceSocket::Connection { connection, .. } = known else { return None };
     if kernel() != 0 {
         return Some(Err(Errno(errno::get())));
     }
-    if let Some(Condition::Failed(why)) = client.condition(connection) {
-        let why = if SocketNote::report_error(fd) { why } else { 0 };
+    if let Some(ConnectionState::Failed(why)) = client.connection_state(connection) {
+        let why = if SocketNote::mark_error_reported(fd) { why } else { 0 };
         // SAFETY: getsockopt(2) has just succeeded, so the length at `len` can be read, and that many bytes at
         // `value`, at most those of an int, can be written.
         unsafe {
@@ -312,12 +312,12 @@ const INFO_BYTES: usize = 232;
 const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
 
-fn information(client: &Client, fd: ProgramFd, known: &Known) -> Result<[u8; INFO_BYTES], Errno> {
+fn information(client: &Client, fd: ProgramFd, known: &ServiceSocket) -> Result<[u8; INFO_BYTES], Errno> {
     let _critical = Critical::enter();
     Ok(tcp_info(&match known {
-        Known::Bound(_) if is_listening(fd) => Info { state: LISTENING, ..Info::default() },
-        Known::Bound(_) => Info { state: CLOSED, ..Info::default() },
-        Known::Connection { connection, .. } => match client.info(connection) {
+        ServiceSocket::Bound(_) if is_listening(fd) => Info { state: LISTENING, ..Info::default() },
+        ServiceSocket::Bound(_) => Info { state: CLOSED, ..Info::default() },
+        ServiceSocket::Connection { connection, .. } => match client.info(connection) {
             Err(Errno(libc::ENOTCONN)) => Info { state: CLOSED, ..Info::default() },
             found => found?,
         },
@@ -366,19 +366,23 @@ mod tests {
         let tcp = libc::IPPROTO_TCP;
         assert!(matches!(set(tcp, libc::TCP_NODELAY, 7), Setting::Note(note) if note.no_delay));
         assert!(
-            matches!(set(tcp, libc::TCP_KEEPCNT, 127), Setting::Note(note) if note.times == [7200, 75, 127])
+            matches!(set(tcp, libc::TCP_KEEPCNT, 127), Setting::Note(note) if note.keepalive_times == [7200, 75, 127])
         );
         for value in [0, -1, 128] {
             assert!(matches!(set(tcp, libc::TCP_KEEPCNT, value), Setting::Refused(libc::EINVAL)));
         }
         let short = setting(SocketNote::default(), tcp, libc::TCP_NODELAY, [None, None]);
         assert!(matches!(short, Setting::Refused(libc::EINVAL)));
-        assert!(matches!(set(tcp, libc::TCP_CORK, 1), Setting::Note(note) if note.corks));
+        assert!(matches!(set(tcp, libc::TCP_CORK, 1), Setting::Note(note) if note.is_corked));
         assert!(matches!(set(tcp, libc::TCP_SYNCNT, 1), Setting::Legal));
         assert!(matches!(set(tcp, libc::TCP_CONGESTION, 1), Setting::Congestion));
         assert!(matches!(set(tcp, libc::TCP_ULP, 1), Setting::Refused(libc::ENOENT)));
-        assert!(matches!(set(libc::SOL_SOCKET, libc::SO_LINGER, 1), Setting::Both(note) if note.resets));
-        assert!(matches!(set(libc::SOL_SOCKET, libc::SO_LINGER, 0), Setting::Both(note) if !note.resets));
+        assert!(
+            matches!(set(libc::SOL_SOCKET, libc::SO_LINGER, 1), Setting::Both(note) if note.resets_on_close)
+        );
+        assert!(
+            matches!(set(libc::SOL_SOCKET, libc::SO_LINGER, 0), Setting::Both(note) if !note.resets_on_close)
+        );
         assert!(matches!(set(libc::SOL_SOCKET, libc::SO_SNDBUF, 1), Setting::Kernels));
         assert!(matches!(set(libc::IPPROTO_IP, libc::IP_TOS, 1), Setting::Legal));
     }

@@ -6,8 +6,8 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use libc::epoll_event;
 use smallvec::SmallVec;
-use uncopy_fdtable::{self as fdtable, Feature, Follower};
-use uncopy_net::client::Known;
+use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
+use uncopy_net::client::ServiceSocket;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
 use uncopy_sys::guarded::Guarded;
@@ -85,9 +85,12 @@ fn may_be_replaced(fd: ProgramFd) -> bool {
     match ask(libc::SO_DOMAIN) {
         Ok(libc::AF_UNIX) => {
             ask(libc::SO_ACCEPTCONN) == Ok(0)
-                && matches!(client().and_then(|client| client.known(fd)), Some(Known::Bound(_)))
+                && matches!(
+                    client().and_then(|client| client.service_socket(fd)),
+                    Some(ServiceSocket::Bound(_))
+                )
         }
-        Ok(_) => tcp::undecided(fd).is_some(),
+        Ok(_) => tcp::unconnected_domain(fd).is_some(),
         Err(_) => false,
     }
 }
@@ -96,16 +99,16 @@ fn may_be_replaced(fd: ProgramFd) -> bool {
 ///
 /// # Safety
 /// epoll_ctl(2) has succeeded with these arguments.
-pub unsafe fn note(epoll: ProgramFd, operation: c_int, fd: ProgramFd, event: *const epoll_event) {
-    let _errno = errno::Keep::new();
+pub unsafe fn on_epoll_ctl(epoll: ProgramFd, operation: c_int, fd: ProgramFd, event: *const epoll_event) {
+    let _errno = errno::SavedErrno::new();
     match operation {
         libc::EPOLL_CTL_ADD if may_be_replaced(fd) => {
             // SAFETY: epoll_ctl(2) has just read `event` successfully for EPOLL_CTL_ADD.
             let event = unsafe { event.read_unaligned() };
             let registration = Registration { fd, epoll, events: event.events, data: event.u64 };
             with_table(|table| table.add(registration));
-            fdtable::note(Feature::Service, fd);
-            fdtable::note(Feature::Service, epoll);
+            fdtable::track(Feature::Service, fd);
+            fdtable::track(Feature::Service, epoll);
         }
         libc::EPOLL_CTL_MOD if COUNT.load(Relaxed) != 0 => {
             // SAFETY: epoll_ctl(2) has just read `event` successfully for EPOLL_CTL_MOD.
@@ -124,11 +127,11 @@ pub unsafe fn note(epoll: ProgramFd, operation: c_int, fd: ProgramFd, event: *co
 }
 
 /// Registers a replaced descriptor again. The registrations are kept if it may be replaced once more.
-pub fn renew(fd: ProgramFd) {
+pub fn reregister(fd: ProgramFd) {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     let is_last = !may_be_replaced(fd);
     let of_it: SmallVec<[Registration; 4]> = with_table(|table| {
         let found = table.used().iter().filter(|found| found.fd == fd).copied().collect();
@@ -138,21 +141,21 @@ pub fn renew(fd: ProgramFd) {
         found
     });
     for Registration { epoll, events, data, .. } in of_it {
-        let _ = tcp::watch(epoll, fd, events, data);
+        let _ = tcp::epoll_add(epoll, fd, events, data);
     }
 }
 
-/// Follower of descriptors that are registered with epoll.
-pub static FOLLOWER: Follower = Follower {
-    closed: |fd| {
+/// Callbacks for descriptors that are registered with epoll.
+pub static FD_CALLBACKS: FdCallbacks = FdCallbacks {
+    on_close: |fd| {
         if COUNT.load(Relaxed) == 0 || !is_owner() {
             return;
         }
-        fdtable::forget(Feature::Service, fd);
+        fdtable::untrack(Feature::Service, fd);
         with_table(|table| table.remove(|found| found.fd == fd || found.epoll == fd));
     },
-    duplicated: |_, _| {},
-    passed: |_| {},
+    on_dup: |_, _| {},
+    on_pass: |_| {},
 };
 
 /// Releases the table's lock in a forked child: a thread that the child lacks may have held it.

@@ -3,11 +3,11 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use uncopy_engine::state::phase::look_at_streams;
+use uncopy_engine::state::phase::handle_all_stream_io;
 use uncopy_net::client::Client;
-use uncopy_sys::filter::{self, Feature};
+use uncopy_sys::filter::{self, CallGroup};
 use uncopy_sys::lock::Critical;
-use uncopy_sys::{awake, errno};
+use uncopy_sys::{errno, features};
 
 /// Maximum backlog of a listener (the default of net.core.somaxconn since Linux 5.4).
 pub const MAX_BACKLOG: u32 = 4096;
@@ -28,8 +28,8 @@ pub fn is_on() -> bool {
 
 /// Connects to the service. Returns the folder of its lanes; `None`: it does not answer, which was reported.
 pub fn switch_on(control: &[u8]) -> Option<&'static str> {
-    if !filter::allows(Feature::Links) {
-        uncopy_sys::mem::say(format_args!(
+    if !filter::allows(CallGroup::Ipc) {
+        uncopy_sys::mem::write_stderr(format_args!(
             "uncopy: no net: a filter of system calls does not let it through\n"
         ));
         return None;
@@ -37,17 +37,17 @@ pub fn switch_on(control: &[u8]) -> Option<&'static str> {
     match Client::new(control) {
         Ok(client) => {
             let client = Box::leak(Box::new(client));
-            awake::wake();
+            features::set_active();
             CLIENT.store(client, Release);
-            if let Some(process) = client.process() {
-                uncopy_lanes::service::trust(process);
+            if let Some(process) = client.service_pid() {
+                uncopy_lanes::lane_thread::trust(process);
             }
-            look_at_streams();
-            Some(client.lanes())
+            handle_all_stream_io();
+            Some(client.lanes_directory())
         }
         Err(why) => {
             let control = control.escape_ascii();
-            uncopy_sys::mem::say(format_args!(
+            uncopy_sys::mem::write_stderr(format_args!(
                 "uncopy: no net: nobody answers at {control} ({why:?}); see 'uncopy doctor'\n"
             ));
             None
@@ -56,7 +56,7 @@ pub fn switch_on(control: &[u8]) -> Option<&'static str> {
 }
 
 /// Disables the hooks: from here on no socket is looked at.
-pub fn end() {
+pub fn disable() {
     CLIENT.store(core::ptr::null_mut(), Release);
 }
 
@@ -64,19 +64,19 @@ pub fn end() {
 /// impossible.
 pub fn before_change() {
     if let Some(client) = client() {
-        let _errno = errno::Keep::new();
+        let _errno = errno::SavedErrno::new();
         let _critical = Critical::enter();
-        client.keep_link();
+        client.keep_connection();
     }
 }
 
 /// Returns whether an address has the family of `domain`.
-pub const fn is_of(domain: c_int, address: &SocketAddr) -> bool {
+pub const fn matches_domain(domain: c_int, address: &SocketAddr) -> bool {
     address.is_ipv6() == (domain == libc::AF_INET6)
 }
 
 /// Returns the unspecified address of a domain, with port 0.
-pub const fn any(domain: c_int) -> SocketAddr {
+pub const fn unspecified_address(domain: c_int) -> SocketAddr {
     match domain {
         libc::AF_INET6 => SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
         _ => SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),

@@ -33,7 +33,7 @@ impl Sum {
 
     /// True if the summed data includes its own valid checksum.
     #[must_use]
-    pub fn is_right(self) -> bool {
+    pub fn is_valid(self) -> bool {
         self.folded() == 0xffff
     }
 }
@@ -114,10 +114,10 @@ mod tests {
             bytes[field..field + 2].fill(0);
             let checksum = of_parts(&bytes, &[]).checksum();
             bytes[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
-            prop_assert!(of_parts(&bytes, &[at]).is_right());
+            prop_assert!(of_parts(&bytes, &[at]).is_valid());
             let at = at % bytes.len();
             bytes[at] ^= 1 << bit;
-            prop_assert!(!of_parts(&bytes, &[]).is_right());
+            prop_assert!(!of_parts(&bytes, &[]).is_valid());
         }
 
         #[test]

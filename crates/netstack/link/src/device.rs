@@ -81,7 +81,7 @@ unsafe fn octets(address: *const libc::sockaddr) -> Option<IpAddr> {
 /// kernel's error.
 pub fn set_up(name: &str, mtu_bytes: usize, addresses: &[(IpAddr, u8)]) -> io::Result<()> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    let seen = look(name)?;
+    let seen = read_settings(name)?;
     if seen.mtu_bytes != mtu_bytes {
         let mut mtu = interface_request(name)?;
         mtu.ifr_ifru.ifru_mtu = i32::try_from(mtu_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -125,7 +125,7 @@ pub fn set_up(name: &str, mtu_bytes: usize, addresses: &[(IpAddr, u8)]) -> io::R
 
 /// Current settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct DeviceSettings {
     /// Maximum packet length, in bytes.
     pub mtu_bytes: usize,
     /// Length of the transmit queue, in packets.
@@ -138,7 +138,7 @@ pub struct Seen {
 ///
 /// # Errors
 /// ENODEV: no such device. Else the kernel's error.
-pub fn look(name: &str) -> io::Result<Seen> {
+pub fn read_settings(name: &str) -> io::Result<DeviceSettings> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     let get = |number| -> io::Result<libc::ifreq> {
         let mut request = interface_request(name)?;
@@ -150,7 +150,7 @@ pub fn look(name: &str) -> io::Result<Seen> {
     let (mtu, queue, kind) =
         unsafe { (mtu.ifr_ifru.ifru_mtu, queue.ifr_ifru.ifru_metric, kind.ifr_ifru.ifru_hwaddr.sa_family) };
     let size = |value| usize::try_from(value).unwrap_or_default();
-    Ok(Seen { mtu_bytes: size(mtu), queue_packets: size(queue), is_tun: kind == libc::ARPHRD_NONE })
+    Ok(DeviceSettings { mtu_bytes: size(mtu), queue_packets: size(queue), is_tun: kind == libc::ARPHRD_NONE })
 }
 
 /// Disables router discovery and the link-local address. Errors are ignored (read-only /proc, no

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::packet::{Verdict, verdict};
+use crate::packet::{Validity, validate};
 use crate::split::{Outgoing, Segments};
 use crate::{Counters, Link};
 
@@ -20,7 +20,7 @@ struct Queue {
 pub type Fate = Box<dyn FnMut(Vec<u8>, &mut VecDeque<Vec<u8>>) + Send>;
 
 /// One end of a pair of links.
-pub struct Memory {
+pub struct MemoryLink {
     incoming: Arc<Queue>,
     outgoing: Arc<Queue>,
     mtu_bytes: usize,
@@ -34,14 +34,14 @@ const MAX_WAITING: usize = 4096;
 ///
 /// # Errors
 /// The error of eventfd(2).
-pub fn pair(mtu_bytes: usize, fates: [Fate; 2]) -> io::Result<[Memory; 2]> {
+pub fn pair(mtu_bytes: usize, fates: [Fate; 2]) -> io::Result<[MemoryLink; 2]> {
     let queue = || -> io::Result<Arc<Queue>> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Arc::new(Queue { packets: Mutex::default(), eventfd }))
     };
     let (one, other) = (queue()?, queue()?);
     let [first, second] = fates;
-    let end = |incoming: &Arc<Queue>, outgoing: &Arc<Queue>, fate| Memory {
+    let end = |incoming: &Arc<Queue>, outgoing: &Arc<Queue>, fate| MemoryLink {
         incoming: Arc::clone(incoming),
         outgoing: Arc::clone(outgoing),
         mtu_bytes,
@@ -53,11 +53,11 @@ pub fn pair(mtu_bytes: usize, fates: [Fate; 2]) -> io::Result<[Memory; 2]> {
 
 /// Returns the fate of packets that arrive intact.
 #[must_use]
-pub fn arrives() -> Fate {
+pub fn lossless() -> Fate {
     Box::new(|packet, queue| queue.push_back(packet))
 }
 
-impl Link for Memory {
+impl Link for MemoryLink {
     fn fd(&self) -> RawFd {
         self.incoming.eventfd.as_raw_fd()
     }
@@ -79,13 +79,13 @@ impl Link for Memory {
                 return Ok(None);
             };
             drop(packets);
-            match verdict(&packet, false) {
-                Verdict::Sound if packet.len() <= room.len() => {
+            match validate(&packet, false) {
+                Validity::Valid if packet.len() <= room.len() => {
                     room[..packet.len()].copy_from_slice(&packet);
                     self.counters.received.count(packet.len());
                     return Ok(Some(packet.len()));
                 }
-                Verdict::BadChecksum => self.counters.bad_checksums += 1,
+                Validity::BadChecksum => self.counters.bad_checksums += 1,
                 _ => self.counters.malformed += 1,
             }
         }
@@ -128,7 +128,7 @@ mod tests {
     use uncopy_tcp::segment::Header;
     use uncopy_tcp::wire::{Tuple, write};
 
-    fn send(link: &mut Memory, payload: &[u8]) {
+    fn send(link: &mut MemoryLink, payload: &[u8]) {
         let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:9".parse().unwrap() };
         let mut header = write(&tuple, &Header::default(), payload.len());
         assert!(link.send(&mut header, &[IoSlice::new(payload)], 1000).unwrap());
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_super_packet_arrives_in_segments() {
-        let [mut one, mut other] = pair(1040, [arrives(), arrives()]).unwrap();
+        let [mut one, mut other] = pair(1040, [lossless(), lossless()]).unwrap();
         send(&mut one, &[7; 2500]);
         let mut room = vec![0; 2000];
         let mut lens = Vec::new();
@@ -155,7 +155,7 @@ mod tests {
             packet[45] ^= 1;
             queue.push_back(packet);
         });
-        let [mut one, mut other] = pair(1500, [damages, arrives()]).unwrap();
+        let [mut one, mut other] = pair(1500, [damages, lossless()]).unwrap();
         send(&mut one, &[7; 100]);
         assert_eq!(other.receive(&mut [0; 2000]).unwrap(), None);
         assert_eq!(other.counters().bad_checksums, 1);
@@ -178,7 +178,7 @@ mod tests {
             })
         };
         let received_numbers = |seed| {
-            let [mut one, mut other] = pair(1040, [seeded(seed), arrives()]).unwrap();
+            let [mut one, mut other] = pair(1040, [seeded(seed), lossless()]).unwrap();
             for number in 0..200 {
                 send(&mut one, &[number; 10]);
             }
@@ -201,11 +201,11 @@ mod tests {
 
     #[test]
     fn link_is_readable_while_packets_wait_and_bounds_them() {
-        let is_readable = |link: &Memory| {
+        let is_readable = |link: &MemoryLink| {
             let mut polled = [PollFd::new(&link.incoming.eventfd, PollFlags::IN)];
             poll(&mut polled, Some(&Timespec::default())).unwrap() == 1
         };
-        let [mut one, mut other] = pair(1040, [arrives(), arrives()]).unwrap();
+        let [mut one, mut other] = pair(1040, [lossless(), lossless()]).unwrap();
         assert!(!is_readable(&other));
         for _ in 0..MAX_WAITING {
             send(&mut one, &[1]);

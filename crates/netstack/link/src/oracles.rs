@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use crate::MAX_PACKET_BYTES;
-use crate::packet::{Layout, Verdict, verdict};
+use crate::packet::{Layout, Validity, validate};
 use crate::split::{Outgoing, Segments};
 use crate::tun::{VNET_BYTES, validate_received};
 
@@ -14,13 +14,13 @@ use crate::tun::{VNET_BYTES, validate_received};
 pub fn received(data: &[u8]) {
     let Some((vnet, packet)) = data.split_first_chunk::<VNET_BYTES>() else { return };
     let (trusted, _) = validate_received(*vnet, packet);
-    if trusted != Verdict::Malformed {
+    if trusted != Validity::Malformed {
         let layout = Layout::of(packet).expect("it has a header");
         assert!(layout.transport.start <= layout.transport.end && layout.transport.end <= packet.len());
     }
     // Not trusting the device can only add a checksum error.
-    let untrusted = verdict(packet, false);
-    assert!(untrusted == trusted || trusted == Verdict::Sound && untrusted == Verdict::BadChecksum);
+    let untrusted = validate(packet, false);
+    assert!(untrusted == trusted || trusted == Validity::Valid && untrusted == Validity::BadChecksum);
 }
 
 /// Checks a packet to send: segment length, offset of the payload, and the packet. If valid, its
@@ -42,7 +42,7 @@ pub fn sent(data: &[u8]) {
     while let Some(len) = segments.next_into(&mut room) {
         let segment = &room[..len];
         if outgoing.layout.is_tcp() {
-            assert_eq!(verdict(segment, false), Verdict::Sound);
+            assert_eq!(validate(segment, false), Validity::Valid);
             assert!(len - header.len() <= max_payload_bytes || payload.is_empty());
         }
         written.extend_from_slice(&segment[header.len()..]);
@@ -83,11 +83,11 @@ pub fn frames(mut data: &[u8]) {
         } else if let Some(range) = neighbours.receive(frame, now, &mut out) {
             assert!(range.start == ETHERNET_BYTES && range.start <= range.end && range.end <= frame.len());
         }
-        assert!(out.len() <= 2 && neighbours.known() <= MAX_NEIGHBOURS);
+        assert!(out.len() <= 2 && neighbours.neighbour_count() <= MAX_NEIGHBOURS);
         for frame in out {
             assert_eq!(frame[6..12], OURS);
             if frame[12..14] == [0x86, 0xdd] {
-                assert_eq!(verdict(&frame[ETHERNET_BYTES..], false), Verdict::Sound);
+                assert_eq!(validate(&frame[ETHERNET_BYTES..], false), Validity::Valid);
             }
         }
     }

@@ -66,9 +66,9 @@ impl Layout {
 
 /// Result of validating a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Validity {
     /// Complete, and no checksum is wrong.
-    Sound,
+    Valid,
     /// Not IP, or truncated.
     Malformed,
     /// At least one checksum is wrong.
@@ -78,27 +78,27 @@ pub enum Verdict {
 /// Validates a packet. `trusts_checksum` skips the transport checksum. Checksums are verified for TCP,
 /// ICMP and ICMPv6, but not in fragments or after extension headers.
 #[must_use]
-pub fn verdict(packet: &[u8], trusts_checksum: bool) -> Verdict {
-    let Some(layout) = Layout::of(packet) else { return Verdict::Malformed };
-    let Some(transport) = packet.get(layout.transport.clone()) else { return Verdict::Malformed };
+pub fn validate(packet: &[u8], trusts_checksum: bool) -> Validity {
+    let Some(layout) = Layout::of(packet) else { return Validity::Malformed };
+    let Some(transport) = packet.get(layout.transport.clone()) else { return Validity::Malformed };
     if !layout.is_v6 {
         let mut header = Sum::default();
         header.add(&packet[..layout.transport.start]);
-        if !header.is_right() {
-            return Verdict::BadChecksum;
+        if !header.is_valid() {
+            return Validity::BadChecksum;
         }
     }
     let has_pseudo_header = match (layout.protocol, layout.is_v6) {
         (IpNumber::TCP, _) | (IpNumber::IPV6_ICMP, true) => true,
         (IpNumber::ICMP, false) => false,
-        _ => return Verdict::Sound,
+        _ => return Validity::Valid,
     };
     if trusts_checksum || layout.is_fragment {
-        return Verdict::Sound;
+        return Validity::Valid;
     }
     let mut sum = if has_pseudo_header { layout.pseudo_header(packet) } else { Sum::default() };
     sum.add(transport);
-    if sum.is_right() { Verdict::Sound } else { Verdict::BadChecksum }
+    if sum.is_valid() { Validity::Valid } else { Validity::BadChecksum }
 }
 
 #[cfg(test)]
@@ -137,13 +137,13 @@ mod tests {
             is_v6: bool, body in prop::collection::vec(any::<u8>(), 0..200), at: usize, bit in 0u8..8,
         ) {
             let mut packet = icmp(is_v6, &body);
-            prop_assert_eq!(verdict(&packet, false), Verdict::Sound);
-            prop_assert_eq!(verdict(&packet[..packet.len() - 1], false), Verdict::Malformed);
+            prop_assert_eq!(validate(&packet, false), Validity::Valid);
+            prop_assert_eq!(validate(&packet[..packet.len() - 1], false), Validity::Malformed);
             let header_bytes = if is_v6 { 40 } else { 20 };
             let at = header_bytes + at % (packet.len() - header_bytes);
             packet[at] ^= 1 << bit;
-            prop_assert_eq!(verdict(&packet, false), Verdict::BadChecksum);
-            prop_assert_eq!(verdict(&packet, true), Verdict::Sound);
+            prop_assert_eq!(validate(&packet, false), Validity::BadChecksum);
+            prop_assert_eq!(validate(&packet, true), Validity::Valid);
         }
 
         #[test]
@@ -151,7 +151,7 @@ mod tests {
             if let (Some(is_v6), Some(byte)) = (first, bytes.first_mut()) {
                 *byte = if is_v6 { 0x60 } else { 0x45 };
             }
-            if verdict(&bytes, trusts_checksum) != Verdict::Malformed {
+            if validate(&bytes, trusts_checksum) != Validity::Malformed {
                 prop_assert!(Layout::of(&bytes).unwrap().transport.end <= bytes.len());
             }
         }
@@ -161,6 +161,6 @@ mod tests {
     fn a_wrong_checksum_of_the_ip_header_is_seen_in_every_protocol() {
         let mut packet = icmp(false, b"body");
         packet[9] = 17;
-        assert_eq!(verdict(&packet, true), Verdict::BadChecksum);
+        assert_eq!(validate(&packet, true), Validity::BadChecksum);
     }
 }

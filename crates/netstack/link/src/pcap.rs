@@ -105,12 +105,12 @@ mod tests {
     use uncopy_tcp::wire::{Tuple, write};
 
     use super::*;
-    use crate::memory::{arrives, pair};
+    use crate::memory::{lossless, pair};
 
     #[test]
     fn capture_has_packets_of_both_directions() {
         let mut file = File::from(memfd_create("capture", MemfdFlags::CLOEXEC).unwrap());
-        let [one, mut other] = pair(1500, [arrives(), arrives()]).unwrap();
+        let [one, mut other] = pair(1500, [lossless(), lossless()]).unwrap();
         let mut one = Pcap::new(one, file.as_fd().try_clone_to_owned().unwrap().into()).unwrap();
         let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:9".parse().unwrap() };
         let mut header = write(&tuple, &Header::default(), 3000);
@@ -141,9 +141,9 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_ends_the_capture_and_not_the_link() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let [one, _] = pair(1500, [arrives(), arrives()]).unwrap();
+        let [one, _] = pair(1500, [lossless(), lossless()]).unwrap();
         assert!(Pcap::new(one, full.try_clone().unwrap()).is_err());
-        let [one, mut peer] = pair(1500, [arrives(), arrives()]).unwrap();
+        let [one, mut peer] = pair(1500, [lossless(), lossless()]).unwrap();
         let mut one = Pcap { link: one, file: BufWriter::new(full), has_failed: false };
         let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:9".parse().unwrap() };
         for _ in 0..2 {

@@ -179,7 +179,7 @@ mod tests {
     use uncopy_tcp::wire::{self, Tuple};
 
     use super::*;
-    use crate::packet::{Verdict, verdict};
+    use crate::packet::{Validity, validate};
 
     proptest! {
         #[test]
@@ -201,7 +201,7 @@ mod tests {
             let (mut received, mut count) = (Vec::new(), 0);
             while let Some(len) = segments.next_into(&mut room) {
                 let packet = &room[..len];
-                prop_assert_eq!(verdict(packet, false), Verdict::Sound);
+                prop_assert_eq!(validate(packet, false), Validity::Valid);
                 let parsed = wire::parse(packet, len).unwrap();
                 prop_assert_eq!(parsed.header.sequence, sequence.wrapping_add(u32::try_from(received.len()).unwrap()));
                 received.extend_from_slice(&packet[parsed.payload.clone()]);

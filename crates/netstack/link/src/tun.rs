@@ -5,7 +5,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 
-use crate::packet::{TCP_CHECKSUM_AT, Verdict, verdict};
+use crate::packet::{TCP_CHECKSUM_AT, Validity, validate};
 use crate::split::{Outgoing, Segments};
 use crate::{Counters, Link, MAX_PACKET_BYTES};
 
@@ -46,10 +46,10 @@ impl VnetHeader {
 }
 
 /// Validates a packet with its virtio header. Returns also whether it is a super-packet.
-pub(crate) fn validate_received(vnet: [u8; VNET_BYTES], packet: &[u8]) -> (Verdict, bool) {
+pub(crate) fn validate_received(vnet: [u8; VNET_BYTES], packet: &[u8]) -> (Validity, bool) {
     let [flags, gso, ..] = vnet;
     let trusts_checksum = flags & (NEEDS_CHECKSUM | DATA_VALID) != 0;
-    (verdict(packet, trusts_checksum), gso != GSO_NONE)
+    (validate(packet, trusts_checksum), gso != GSO_NONE)
 }
 
 /// A TUN device, removed when dropped unless persistent.
@@ -159,13 +159,13 @@ impl Link for Tun {
             let packet_bytes = got.saturating_sub(VNET_BYTES).min(room_bytes);
             let (verdict, is_super) = validate_received(vnet, &room[..packet_bytes]);
             match verdict {
-                Verdict::Sound => {
+                Validity::Valid => {
                     self.counters.received.count(packet_bytes);
                     self.counters.received_super += u64::from(is_super);
                     return Ok(Some(packet_bytes));
                 }
-                Verdict::Malformed => self.counters.malformed += 1,
-                Verdict::BadChecksum => self.counters.bad_checksums += 1,
+                Validity::Malformed => self.counters.malformed += 1,
+                Validity::BadChecksum => self.counters.bad_checksums += 1,
             }
         }
     }

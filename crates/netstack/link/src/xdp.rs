@@ -25,7 +25,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
 use crate::device::ioctl;
-use crate::packet::{Layout, Verdict, verdict};
+use crate::packet::{Layout, Validity, validate};
 use crate::split::{Outgoing, Segments};
 use crate::tun::interface_request;
 use crate::{Counters, Link};
@@ -53,7 +53,7 @@ pub struct Settings<'a> {
 
 /// Steps of [`Xdp::open`] that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum SetupStep {
     /// Finding the network device.
     Device,
     /// Checking that the device is an Ethernet device.
@@ -73,30 +73,30 @@ pub enum Step {
     /// Attaching the program to the device.
     Attachment,
     /// Setting up notification of packets and of the device's removal.
-    Waiting,
+    Notification,
     /// Joining the multicast groups of IPv6 neighbour discovery.
     Multicast,
 }
 
 /// A failed step of [`Xdp::open`].
 #[derive(Debug)]
-pub struct Failed {
+pub struct SetupError {
     /// The step that failed.
-    pub step: Step,
+    pub step: SetupStep,
     /// Error of the system call.
     pub error: io::Error,
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for SetupError {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "{:?}: {}", self.step, self.error)
     }
 }
 
-impl std::error::Error for Failed {}
+impl std::error::Error for SetupError {}
 
-fn in_step<T>(step: Step, result: io::Result<T>) -> Result<T, Failed> {
-    result.map_err(|error| Failed { step, error })
+fn in_step<T>(step: SetupStep, result: io::Result<T>) -> Result<T, SetupError> {
+    result.map_err(|error| SetupError { step, error })
 }
 
 struct Device {
@@ -106,12 +106,12 @@ struct Device {
 }
 
 impl Device {
-    fn find(name: &str) -> Result<Self, Failed> {
+    fn find(name: &str) -> Result<Self, SetupError> {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        let socket = in_step(Step::Device, socket.map_err(io::Error::from))?;
-        let get = |number| -> Result<libc::ifreq, Failed> {
-            let mut request = in_step(Step::Device, interface_request(name))?;
-            in_step(Step::Device, ioctl(&socket, number, &mut request))?;
+        let socket = in_step(SetupStep::Device, socket.map_err(io::Error::from))?;
+        let get = |number| -> Result<libc::ifreq, SetupError> {
+            let mut request = in_step(SetupStep::Device, interface_request(name))?;
+            in_step(SetupStep::Device, ioctl(&socket, number, &mut request))?;
             Ok(request)
         };
         let (index, mtu) = (get(libc::SIOCGIFINDEX)?, get(libc::SIOCGIFMTU)?);
@@ -126,13 +126,13 @@ impl Device {
             )
         };
         if hardware.sa_family != libc::ARPHRD_ETHER {
-            return in_step(Step::Ethernet, Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+            return in_step(SetupStep::Ethernet, Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
         }
         if flags & libc::IFF_UP == 0 {
-            return in_step(Step::Up, Err(io::Error::from_raw_os_error(libc::ENETDOWN)));
+            return in_step(SetupStep::Up, Err(io::Error::from_raw_os_error(libc::ENETDOWN)));
         }
         if mtu_bytes > MAX_MTU_BYTES {
-            return in_step(Step::Mtu(mtu_bytes), Err(io::Error::from_raw_os_error(libc::EMSGSIZE)));
+            return in_step(SetupStep::Mtu(mtu_bytes), Err(io::Error::from_raw_os_error(libc::EMSGSIZE)));
         }
         let mut mac = [0; 6];
         for (to, from) in mac.iter_mut().zip(hardware.sa_data) {
@@ -193,10 +193,10 @@ fn device_changes() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The first step that failed.
-pub fn probe() -> Result<(), Failed> {
-    in_step(Step::Socket, rings::socket())?;
+pub fn probe() -> Result<(), SetupError> {
+    in_step(SetupStep::Socket, rings::socket())?;
     let own = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-    in_step(Step::Program, program::make_map(0).and_then(|map| program::load(&map, &own)))?;
+    in_step(SetupStep::Program, program::make_map(0).and_then(|map| program::load(&map, &own)))?;
     Ok(())
 }
 
@@ -220,15 +220,15 @@ impl Xdp {
     ///
     /// # Errors
     /// The step that failed. EPERM: requires `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`. At
-    /// [`Step::Queue`], EBUSY: in use, EINVAL: no such queue. At [`Step::Attachment`], EBUSY or
+    /// [`SetupStep::Queue`], EBUSY: in use, EINVAL: no such queue. At [`SetupStep::Attachment`], EBUSY or
     /// EEXIST: the device has a program.
-    pub fn open(settings: &Settings<'_>) -> Result<Self, Failed> {
+    pub fn open(settings: &Settings<'_>) -> Result<Self, SetupError> {
         let device = Device::find(settings.device)?;
-        let socket = Socket::bind(device.index, settings.queue).map_err(|(part, error)| Failed {
+        let socket = Socket::bind(device.index, settings.queue).map_err(|(part, error)| SetupError {
             step: match part {
-                BindStep::Socket => Step::Socket,
-                BindStep::Memory => Step::Memory,
-                BindStep::Binding => Step::Queue,
+                BindStep::Socket => SetupStep::Socket,
+                BindStep::Memory => SetupStep::Memory,
+                BindStep::Binding => SetupStep::Queue,
             },
             error,
         })?;
@@ -237,17 +237,17 @@ impl Xdp {
             program::insert_socket(&map, settings.queue, socket.as_fd())?;
             program::load(&map, &own)
         });
-        let program = in_step(Step::Program, program)?;
-        let attached = in_step(Step::Attachment, program::attach(&program, device.index))?;
-        let joined = in_step(Step::Multicast, join_groups(device.index, &own))?;
-        let changes = in_step(Step::Waiting, device_changes())?;
+        let program = in_step(SetupStep::Program, program)?;
+        let attached = in_step(SetupStep::Attachment, program::attach(&program, device.index))?;
+        let joined = in_step(SetupStep::Multicast, join_groups(device.index, &own))?;
+        let changes = in_step(SetupStep::Notification, device_changes())?;
         let make_epoll = || -> io::Result<OwnedFd> {
             let epoll = epoll::create(CreateFlags::CLOEXEC)?;
             epoll::add(&epoll, &socket, EventData::new_u64(0), EventFlags::IN)?;
             epoll::add(&epoll, &changes, EventData::new_u64(1), EventFlags::IN)?;
             Ok(epoll)
         };
-        let epoll = in_step(Step::Waiting, make_epoll())?;
+        let epoll = in_step(SetupStep::Notification, make_epoll())?;
         Ok(Self {
             socket,
             neighbours: Neighbours::new(device.mac, settings.own, settings.routers),
@@ -271,7 +271,7 @@ impl Xdp {
         {
             has_changed = true;
         }
-        if has_changed { self.socket.verify() } else { Ok(()) }
+        if has_changed { self.socket.take_error() } else { Ok(()) }
     }
 
     /// Queues frames for sending; those without room are dropped.
@@ -305,14 +305,14 @@ impl Link for Xdp {
             let mut out = Vec::new();
             let received = self.socket.receive(|frame| {
                 let packet = &frame[neighbours.receive(frame, now, &mut out)?];
-                match verdict(packet, false) {
-                    Verdict::Sound if packet.len() <= room.len() => {
+                match validate(packet, false) {
+                    Validity::Valid if packet.len() <= room.len() => {
                         room[..packet.len()].copy_from_slice(packet);
                         counters.received.count(packet.len());
                         return Some(packet.len());
                     }
-                    Verdict::BadChecksum => counters.bad_checksums += 1,
-                    Verdict::Sound | Verdict::Malformed => counters.malformed += 1,
+                    Validity::BadChecksum => counters.bad_checksums += 1,
+                    Validity::Valid | Validity::Malformed => counters.malformed += 1,
                 }
                 None
             });
@@ -352,7 +352,7 @@ impl Link for Xdp {
         let route = self.neighbours.route(destination(&outgoing.layout, header), now, &mut requests);
         self.enqueue(requests);
         let has_room = match route {
-            Route::To(mac) => {
+            Route::Resolved(mac) => {
                 let ethernet = self.neighbours.header(mac, outgoing.layout.is_v6);
                 let mut sent = 0;
                 // If only the first segments were queued, TCP retransmits the rest.
@@ -367,7 +367,7 @@ impl Link for Xdp {
                 }
                 sent > 0
             }
-            Route::Unknown(neighbour) => {
+            Route::Unresolved(neighbour) => {
                 let mut frame = self.neighbours.header([0; 6], outgoing.layout.is_v6).to_vec();
                 frame.resize(ETHERNET_BYTES + segments.max_bytes(), 0);
                 let len = segments.next_into(&mut frame[ETHERNET_BYTES..]).expect("one at least");
@@ -375,10 +375,10 @@ impl Link for Xdp {
                 self.neighbours.hold(neighbour, frame);
                 true
             }
-            Route::Silent => {
+            Route::Unreachable => {
                 return Err(io::Error::new(io::ErrorKind::HostUnreachable, "the neighbour does not answer"));
             }
-            Route::Nowhere => {
+            Route::NoRoute => {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "no router to that address"));
             }
         };

@@ -12,7 +12,7 @@ use common::{LIMIT, in_namespace};
 use uncopy_core::random::{STEP, splitmix64};
 use uncopy_link::checksum::Sum;
 use uncopy_link::device;
-use uncopy_link::packet::{Layout, Verdict, verdict};
+use uncopy_link::packet::{Layout, Validity, validate};
 use uncopy_link::tun::Tun;
 use uncopy_link::{Link, MAX_PACKET_BYTES};
 use uncopy_tcp::options::Options;
@@ -122,9 +122,9 @@ fn packets_of_kernel_sockets_arrive() {
     in_namespace("packets_of_kernel_sockets_arrive", || {
         let mut link = create("mine");
         let queue_packets = usize::try_from(device::QUEUE_PACKETS).unwrap();
-        let seen = device::Seen { mtu_bytes: 4148, queue_packets, is_tun: true };
-        assert_eq!(device::look("mine").expect("it is there"), seen);
-        assert!(!device::look("lo").expect("it is there").is_tun);
+        let seen = device::DeviceSettings { mtu_bytes: 4148, queue_packets, is_tun: true };
+        assert_eq!(device::read_settings("mine").expect("it is there"), seen);
+        assert!(!device::read_settings("lo").expect("it is there").is_tun);
         assert_eq!((link.mtu_bytes(), link.max_packet_bytes()), (4148, MAX_PACKET_BYTES));
         assert_eq!(link.receive(&mut [0; 5000]).expect("receives"), None, "no noise");
         for family in [0, 1] {
@@ -192,7 +192,7 @@ fn an_echo_request_is_answered_with_a_right_checksum() {
             assert!(link.send(header, &[IoSlice::new(payload)], 0).expect("sends"));
             let answer = receive(&mut link, |packet| packet.ends_with(&body).then(|| packet.to_vec()));
             assert_eq!((answer[at], &answer[at + 4..at + 8]), (kind[1], &[1, 2, 3, 4][..]));
-            assert_eq!(verdict(&answer, false), Verdict::Sound);
+            assert_eq!(validate(&answer, false), Validity::Valid);
         }
     });
 }
@@ -326,7 +326,7 @@ fn bad_settings_are_refused() {
             device::set_up(name, mtu_bytes, networks).expect_err("refused")
         };
         assert_eq!(refused("other", MTU_BYTES, &[]).raw_os_error(), Some(libc::ENODEV));
-        assert_eq!(device::look("other").expect_err("none").raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(device::read_settings("other").expect_err("none").raw_os_error(), Some(libc::ENODEV));
         assert_eq!(refused("mine", 67, &[]).raw_os_error(), Some(libc::EINVAL));
         let [(v4, _), (v6, _)] = networks();
         for network in [(v4, 33), (v6, 129)] {

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, in_namespace};
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 use uncopy_link::checksum::Sum;
-use uncopy_link::packet::{Layout, Verdict, verdict};
-use uncopy_link::xdp::{MAX_MTU_BYTES, Settings, Step, Xdp, probe};
+use uncopy_link::packet::{Layout, Validity, validate};
+use uncopy_link::xdp::{MAX_MTU_BYTES, Settings, SetupStep, Xdp, probe};
 use uncopy_link::{Link, MAX_PACKET_BYTES};
 
 /// Addresses of the kernel in the other namespace.
@@ -93,7 +93,7 @@ fn own() -> [(IpAddr, u8); 2] {
     [(OURS[0].parse().unwrap(), 24), (OURS[1].parse().unwrap(), 64)]
 }
 
-fn open(device: &str, queue: u32) -> Result<Xdp, (Step, Option<i32>)> {
+fn open(device: &str, queue: u32) -> Result<Xdp, (SetupStep, Option<i32>)> {
     let settings = Settings { device, queue, own: &own(), routers: &[] };
     Xdp::open(&settings).map_err(|failed| (failed.step, failed.error.raw_os_error()))
 }
@@ -207,7 +207,7 @@ fn a_neighbour_is_found_and_what_waited_for_it_is_answered() {
                     |packet| packet.ends_with(&body).then(|| packet.to_vec()),
                 );
                 assert_eq!((answer[at], &answer[at + 4..at + 8]), (kind, &[1, 2, 3, 4][..]));
-                assert_eq!(verdict(&answer, false), Verdict::Sound);
+                assert_eq!(validate(&answer, false), Validity::Valid);
             }
         }
         let far_away = link.send(&mut echo_to("192.0.2.1"), &[], 0).expect_err("no router");
@@ -280,13 +280,13 @@ fn the_program_is_there_as_long_as_the_link_and_nobody_else_gets_the_queue() {
         assert!(!has_program("near"));
         let link = open("near", 0).expect("a link");
         assert!(has_program("near"));
-        assert_eq!(open("near", 0).expect_err("taken"), (Step::Queue, Some(libc::EBUSY)));
+        assert_eq!(open("near", 0).expect_err("taken"), (SetupStep::Queue, Some(libc::EBUSY)));
         drop(link);
         common::wait_until("the program has gone", || !has_program("near"));
         common::wait_until("the queue is free again", || match open("near", 0) {
             Ok(_) => true,
             refused => {
-                assert_eq!(refused.expect_err("not free"), (Step::Queue, Some(libc::EBUSY)));
+                assert_eq!(refused.expect_err("not free"), (SetupStep::Queue, Some(libc::EBUSY)));
                 false
             }
         });
@@ -311,20 +311,20 @@ fn a_device_that_goes_away_ends_its_link() {
 #[test]
 fn what_cannot_be_taken_is_refused_with_the_step() {
     with_veth("what_cannot_be_taken_is_refused_with_the_step", |_far| {
-        assert_eq!(open("other", 0).expect_err("none"), (Step::Device, Some(libc::ENODEV)));
-        assert_eq!(open("a/b", 0).expect_err("no name"), (Step::Device, None));
-        assert_eq!(open("lo", 0).expect_err("no Ethernet"), (Step::Ethernet, Some(libc::EOPNOTSUPP)));
-        assert_eq!(open("near", 77).expect_err("no queue"), (Step::Queue, Some(libc::EINVAL)));
+        assert_eq!(open("other", 0).expect_err("none"), (SetupStep::Device, Some(libc::ENODEV)));
+        assert_eq!(open("a/b", 0).expect_err("no name"), (SetupStep::Device, None));
+        assert_eq!(open("lo", 0).expect_err("no Ethernet"), (SetupStep::Ethernet, Some(libc::EOPNOTSUPP)));
+        assert_eq!(open("near", 77).expect_err("no queue"), (SetupStep::Queue, Some(libc::EINVAL)));
         ip(&format!("link set near mtu {}", MAX_MTU_BYTES + 1));
-        let too_long = Step::Mtu(MAX_MTU_BYTES + 1);
+        let too_long = SetupStep::Mtu(MAX_MTU_BYTES + 1);
         assert_eq!(open("near", 0).expect_err("long packets"), (too_long, Some(libc::EMSGSIZE)));
         ip(&format!("link set near mtu {MAX_MTU_BYTES}"));
         drop(open("near", 0).expect("as long as may be"));
         ip("link set near down");
-        assert_eq!(open("near", 0).expect_err("down"), (Step::Up, Some(libc::ENETDOWN)));
+        assert_eq!(open("near", 0).expect_err("down"), (SetupStep::Up, Some(libc::ENETDOWN)));
         ip("link set near up");
         common::drop_privilege();
         let refused = open("near", 0).expect_err("no privilege");
-        assert_eq!(refused, (Step::Socket, Some(libc::EPERM)));
+        assert_eq!(refused, (SetupStep::Socket, Some(libc::EPERM)));
     });
 }

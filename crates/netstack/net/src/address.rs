@@ -52,7 +52,7 @@ pub fn write(address: SocketAddr, as_v6: bool) -> ([u8; MAX_BYTES], usize) {
 
 /// Converts an IPv4-mapped IPv6 address to IPv4.
 #[must_use]
-pub fn plain(address: SocketAddr) -> SocketAddr {
+pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
@@ -100,11 +100,11 @@ mod tests {
             let (bytes, len_bytes) = write(address, false);
             assert_eq!(parse(&bytes[..len_bytes]), Some(address));
             assert_eq!(of_words(&words(address)), Some(address));
-            assert_eq!(plain(plain(address)), plain(address));
-            assert_eq!(plain(mapped(address)), plain(address));
+            assert_eq!(canonical(canonical(address)), canonical(address));
+            assert_eq!(canonical(mapped(address)), canonical(address));
         }
         let (bytes, len_bytes) = write("10.1.2.3:80".parse().expect("an address"), true);
-        assert_eq!(parse(&bytes[..len_bytes]).map(plain), "10.1.2.3:80".parse().ok());
+        assert_eq!(parse(&bytes[..len_bytes]).map(canonical), "10.1.2.3:80".parse().ok());
     }
 
     #[test]

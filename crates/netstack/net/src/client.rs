@@ -1,33 +1,33 @@
-//! The program's side: sends questions to the service, and makes the sockets that stand for connections.
+//! The program's side: sends requests to the service, and makes the sockets that stand for connections.
 
 use crate::address;
-use crate::board::{BOARD_BYTES, Board, Condition};
-use crate::message::{Answer, Congestion, MAX_PREFIXES, Options, Prefix, Question};
-use crate::name::{Bound, Connection};
-use crate::places::Places;
+use crate::message::{Congestion, MAX_PREFIXES, Options, Prefix, Request, Response};
+use crate::name::{BoundSocket, Connection};
+use crate::paths::ServicePaths;
+use crate::state_table::{ConnectionState, STATE_TABLE_BYTES, StateTable};
 use std::net::{IpAddr, SocketAddr};
 use uncopy_sys::descriptor::{Descriptor, OwnFd, OwnRef, OwnSlot, ProgramFd};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::mem::Shared;
-use uncopy_sys::{fd, link, unix, wait};
+use uncopy_sys::mem::SharedMemory;
+use uncopy_sys::{fd, seqpacket, unix, wait};
 
 const TIMEOUT_MS: i32 = 5000;
 
 /// A program's access to the service.
 pub struct Client {
-    places: Places,
+    paths: ServicePaths,
     /// Connection for when no other can be made. The program may have closed it and reused its number.
     kept_link: OwnSlot,
     service: u64,
     process: Option<u32>,
     congestion: Congestion,
     prefixes: [Option<Prefix>; MAX_PREFIXES],
-    board: &'static Board,
+    state_table: &'static StateTable,
 }
 
 /// Meaning of a descriptor for the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum ServiceSocket {
     /// A connection, established or not.
     Connection {
         /// The connection that the socket's name describes.
@@ -36,16 +36,16 @@ pub enum Known {
         is_v6: bool,
     },
     /// A bound socket, listening or not.
-    Bound(Bound),
+    Bound(BoundSocket),
 }
 
-/// Asks the service with these paths a question. Returns the answer and the descriptor that came with it.
+/// Sends a request to the service with these paths. Returns the answer and the descriptor that came with it.
 ///
 /// # Errors
 /// ECONNREFUSED or ENOENT if there is no service; ETIMEDOUT if it does not answer; EPROTO if it has another
 /// version; EPERM if it runs as another user.
-pub fn ask(places: &Places, question: &Question) -> Result<(Answer, Option<OwnFd>), Errno> {
-    ask_by(link_with(places)?, question, None)
+pub fn send_request(paths: &ServicePaths, request: &Request) -> Result<(Response, Option<OwnFd>), Errno> {
+    ask_by(link_with(paths)?, request, None)
 }
 
 /// Retries `work` while the service has no room for it, up to the timeout.
@@ -63,22 +63,22 @@ fn retry_while_busy<T>(work: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> 
     }
 }
 
-fn link_with(places: &Places) -> Result<OwnFd, Errno> {
-    retry_while_busy(|| link::connect(&places.control))
+fn link_with(paths: &ServicePaths) -> Result<OwnFd, Errno> {
+    retry_while_busy(|| seqpacket::connect(&paths.control))
 }
 
-/// Asks over a connection and closes it. A descriptor may go with the question.
-fn ask_by(link: OwnFd, question: &Question, with: Option<&OwnFd>) -> Result<(Answer, Option<OwnFd>), Errno> {
-    link::send_with(&link, &question.words(), with).and_then(|()| answer(&link))
+/// Asks over a connection and closes it. A descriptor may go with the request.
+fn ask_by(link: OwnFd, request: &Request, with: Option<&OwnFd>) -> Result<(Response, Option<OwnFd>), Errno> {
+    seqpacket::send_with(&link, &request.words(), with).and_then(|()| answer(&link))
 }
 
-fn answer(fd: &OwnFd) -> Result<(Answer, Option<OwnFd>), Errno> {
-    let mut words = [0; link::MAX_WORDS];
+fn answer(fd: &OwnFd) -> Result<(Response, Option<OwnFd>), Errno> {
+    let mut words = [0; seqpacket::MAX_WORDS];
     let begun_ms = uncopy_sys::thread::now_ms();
     loop {
-        match link::receive(fd, &mut words) {
+        match seqpacket::receive(fd, &mut words) {
             Ok(message) => {
-                let answer = Answer::parse(&words[..message.words]).ok_or(Errno(libc::EPROTO))?;
+                let answer = Response::parse(&words[..message.words]).ok_or(Errno(libc::EPROTO))?;
                 return Ok((answer, message.fd));
             }
             Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
@@ -94,53 +94,54 @@ fn answer(fd: &OwnFd) -> Result<(Answer, Option<OwnFd>), Errno> {
 
 /// Makes a new connection to the service, passed to it over the kept one.
 fn link_by(kept_link: OwnRef) -> Result<OwnFd, Errno> {
-    let [own, theirs] = link::pair()?;
+    let [own, theirs] = seqpacket::pair()?;
     // Several processes may share `kept_link`, so no answer is received on it.
-    retry_while_busy(|| link::send_with(kept_link, &Question::Link.words(), Some(&theirs))).map(|()| own)
+    retry_while_busy(|| seqpacket::send_with(kept_link, &Request::PassConnection.words(), Some(&theirs)))
+        .map(|()| own)
 }
 
 /// Replaces `fd` by `made`, which inherits O_NONBLOCK, timeouts and linger, unless `ready` is an error.
 fn replace<T>(fd: ProgramFd, made: &OwnFd, ready: Result<T, Errno>) -> Result<T, Errno> {
     let ready = ready?;
-    unix::inherit(fd, made)?;
-    unix::replace(made, fd).map(|()| ready)
+    unix::copy_options(fd, made)?;
+    unix::replace_descriptor(made, fd).map(|()| ready)
 }
 
 impl Client {
     /// Connects to the service whose control socket has this path.
     ///
     /// # Errors
-    /// EINVAL if the path is not legal; the errors of [`ask`], and of mapping the board.
+    /// EINVAL if the path is not legal; the errors of [`send_request`], and of mapping the state table.
     pub fn new(control: &[u8]) -> Result<Self, Errno> {
-        let places = Places::of_control(control).ok_or(Errno::EINVAL)?;
+        let paths = ServicePaths::of_control(control).ok_or(Errno::EINVAL)?;
         let kept_link = OwnSlot::empty();
-        let link = link_with(&places).or_else(|why| {
-            kept_link.replace(link::kept_before(&places.control));
+        let link = link_with(&paths).or_else(|why| {
+            kept_link.replace(seqpacket::inherited_connection(&paths.control));
             link_by(kept_link.get().ok_or(why)?)
         })?;
-        let process = kept_link.get().map_or_else(|| link::process_of(&link), link::process_of);
-        let (Answer::Service { service, congestion, prefixes }, Some(fd)) =
-            ask_by(link, &Question::Hello, None)?
+        let process = kept_link.get().map_or_else(|| seqpacket::peer_process(&link), seqpacket::peer_process);
+        let (Response::Service { service, congestion, prefixes }, Some(fd)) =
+            ask_by(link, &Request::Hello, None)?
         else {
             return Err(Errno(libc::EPROTO));
         };
-        let board = Shared::map_others(fd, BOARD_BYTES)?;
-        board.inherit()?;
-        // SAFETY: the mapping is page-aligned, `BOARD_BYTES` long and never unmapped; `Board` consists of
+        let state_table = SharedMemory::map_others(fd, STATE_TABLE_BYTES)?;
+        state_table.inherit()?;
+        // SAFETY: the mapping is page-aligned, `STATE_TABLE_BYTES` long and never unmapped; `StateTable` consists of
         // atomic words, for which any bytes are valid.
-        let words = unsafe { &*(board.base() as *const Board) };
-        Ok(Self { places, kept_link, service, process, congestion, prefixes, board: words })
+        let words = unsafe { &*(state_table.base() as *const StateTable) };
+        Ok(Self { paths, kept_link, service, process, congestion, prefixes, state_table: words })
     }
 
     /// Returns the folder of the lanes' sockets.
     #[must_use]
-    pub fn lanes(&self) -> &str {
-        &self.places.lanes
+    pub fn lanes_directory(&self) -> &str {
+        &self.paths.lanes
     }
 
     /// Returns the process ID of the service; `None`: it is not visible in this PID namespace.
     #[must_use]
-    pub fn process(&self) -> Option<u32> {
+    pub fn service_pid(&self) -> Option<u32> {
         self.process
     }
 
@@ -151,40 +152,40 @@ impl Client {
     /// Returns whether the service reaches an address.
     #[must_use]
     pub fn reaches(&self, remote: IpAddr) -> bool {
-        self.prefixes().any(|prefix| prefix.has(remote))
+        self.prefixes().any(|prefix| prefix.contains(remote))
     }
 
     /// Returns whether the service owns a socket's address: one of its own, or the unspecified one.
     #[must_use]
     pub fn owns(&self, local: IpAddr) -> bool {
-        local.is_unspecified() || self.prefixes().any(|prefix| prefix.own == local)
+        local.is_unspecified() || self.prefixes().any(|prefix| prefix.service_address == local)
     }
 
     /// Returns the meaning of a descriptor; `None`: it is not of the service.
     #[must_use]
-    pub fn known(&self, fd: impl Descriptor) -> Option<Known> {
+    pub fn service_socket(&self, fd: impl Descriptor) -> Option<ServiceSocket> {
         let own = unix::own_name(fd)?;
         let of_service =
             |connection: Connection| Some(connection).filter(|connection| connection.service == self.service);
         if let Some(connection) = Connection::parse(&own) {
             let is_v6 = connection.local.is_ipv6();
-            return of_service(connection).map(|connection| Known::Connection { connection, is_v6 });
+            return of_service(connection).map(|connection| ServiceSocket::Connection { connection, is_v6 });
         }
         // An accepted connection has its listener's name; the peer's name describes the connection.
-        let bound = Bound::parse(&own)?;
+        let bound = BoundSocket::parse(&own)?;
         match unix::peer_name(fd).and_then(|peer| Connection::parse(&peer)) {
             Some(connection) => of_service(connection)
-                .map(|connection| Known::Connection { connection, is_v6: bound.is_v6() }),
-            None => Some(Known::Bound(bound)),
+                .map(|connection| ServiceSocket::Connection { connection, is_v6: bound.is_v6() }),
+            None => Some(ServiceSocket::Bound(bound)),
         }
     }
 
     /// Returns the connection that a descriptor stands for, if any.
     #[must_use]
     pub fn connection(&self, fd: impl Descriptor) -> Option<Connection> {
-        match self.known(fd)? {
-            Known::Connection { connection, .. } => Some(connection),
-            Known::Bound(_) => None,
+        match self.service_socket(fd)? {
+            ServiceSocket::Connection { connection, .. } => Some(connection),
+            ServiceSocket::Bound(_) => None,
         }
     }
 
@@ -197,33 +198,33 @@ impl Client {
     /// Returns whether the service is gone. A dying service may still accept, but does not answer.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        let question = Question::Info { slot: u32::MAX, serial: 0 };
-        match self.link().and_then(|link| ask_by(link, &question, None)) {
+        let request = Request::Info { slot: u32::MAX, serial: 0 };
+        match self.link().and_then(|link| ask_by(link, &request, None)) {
             Ok(_) | Err(Errno(libc::ETIMEDOUT)) => false,
             Err(_) => true,
         }
     }
 
-    /// Returns the state of a connection; `None`: the board does not have it any more.
+    /// Returns the state of a connection; `None`: the state table does not have it any more.
     #[must_use]
-    pub fn condition(&self, connection: &Connection) -> Option<Condition> {
-        self.board.get(connection.slot, connection.serial)
+    pub fn connection_state(&self, connection: &Connection) -> Option<ConnectionState> {
+        self.state_table.get(connection.slot, connection.serial)
     }
 
     fn link(&self) -> Result<OwnFd, Errno> {
-        self.kept_link().map_or_else(|| link_with(&self.places), link_by)
+        self.kept_link().map_or_else(|| link_with(&self.paths), link_by)
     }
 
     /// Returns the kept connection, unless the program has closed it.
     fn kept_link(&self) -> Option<OwnRef> {
-        self.kept_link.get().filter(|kept_link| link::is_with(*kept_link, &self.places.control))
+        self.kept_link.get().filter(|kept_link| seqpacket::is_connected_to(*kept_link, &self.paths.control))
     }
 
     /// Keeps a connection open for this process, its children, and programs that they execute, before their
     /// user or root directory changes.
-    pub fn keep_link(&self) {
+    pub fn keep_connection(&self) {
         if self.kept_link().is_none()
-            && let Ok(link) = link_with(&self.places)
+            && let Ok(link) = link_with(&self.paths)
             && let Some(high) = fd::duplicate_high(&link)
         {
             fd::keep_on_exec(&high);
@@ -232,22 +233,22 @@ impl Client {
         }
     }
 
-    /// Asks the service. Descriptors may go with the question and come with the answer.
+    /// Asks the service. Descriptors may go with the request and come with the answer.
     fn request_with(
         &self,
-        question: &Question,
+        request: &Request,
         with: Option<&OwnFd>,
-    ) -> Result<(Answer, Option<OwnFd>), Errno> {
+    ) -> Result<(Response, Option<OwnFd>), Errno> {
         // Programs do not know of the service: to them, the network is down.
-        let asked = self.link().and_then(|link| ask_by(link, question, with));
+        let asked = self.link().and_then(|link| ask_by(link, request, with));
         match asked.map_err(|_| Errno(libc::ENETDOWN))? {
-            (Answer::Failed(errno), _) => Err(Errno(errno)),
+            (Response::Failed(errno), _) => Err(Errno(errno)),
             answer => Ok(answer),
         }
     }
 
-    fn request(&self, question: &Question) -> Result<Answer, Errno> {
-        self.request_with(question, None).map(|(answer, _)| answer)
+    fn request(&self, request: &Request) -> Result<Response, Errno> {
+        self.request_with(request, None).map(|(answer, _)| answer)
     }
 
     /// Replaces `fd` by a bound socket, which looks to the program like one of the address's family.
@@ -256,9 +257,9 @@ impl Client {
     /// EADDRINUSE or EADDRNOTAVAIL; ENETDOWN if there is no service; an error of the sockets.
     pub fn bind(&self, fd: ProgramFd, address: SocketAddr, is_shared: bool) -> Result<(), Errno> {
         let random = uncopy_sys::ids::random().ok_or(Errno::EAGAIN)? as u32;
-        let (id, address) = (Bound::number(random, address.is_ipv6()), address::plain(address));
-        match self.request_with(&Question::Bind { address, id, is_shared }, None)? {
-            (Answer::Address(_), Some(made)) => replace(fd, &made, Ok(())),
+        let (id, address) = (BoundSocket::make_id(random, address.is_ipv6()), address::canonical(address));
+        match self.request_with(&Request::Bind { address, id, is_shared }, None)? {
+            (Response::Address(_), Some(made)) => replace(fd, &made, Ok(())),
             _ => Err(Errno(libc::EPROTO)),
         }
     }
@@ -267,9 +268,9 @@ impl Client {
     ///
     /// # Errors
     /// EADDRINUSE if another socket listens on the address.
-    pub fn listen(&self, bound: &Bound, backlog: u32, options: Options) -> Result<(), Errno> {
-        let Bound { address, id } = *bound;
-        self.request(&Question::Listen { address, id, backlog, options }).map(drop)
+    pub fn listen(&self, bound: &BoundSocket, backlog: u32, options: Options) -> Result<(), Errno> {
+        let BoundSocket { address, id } = *bound;
+        self.request(&Request::Listen { address, id, backlog, options }).map(drop)
     }
 
     /// Stops the service from accepting connections for a bound socket. Returns a socket with the same address
@@ -277,21 +278,21 @@ impl Client {
     ///
     /// # Errors
     /// EINVAL if the service has no such socket; ENETDOWN if there is no service.
-    pub fn unlisten(&self, bound: &Bound) -> Result<OwnFd, Errno> {
-        let Bound { address, id } = *bound;
-        match self.request_with(&Question::Unlisten { address, id }, None)? {
-            (Answer::Address(_), Some(made)) => Ok(made),
+    pub fn unlisten(&self, bound: &BoundSocket) -> Result<OwnFd, Errno> {
+        let BoundSocket { address, id } = *bound;
+        match self.request_with(&Request::Unlisten { address, id }, None)? {
+            (Response::Address(_), Some(made)) => Ok(made),
             _ => Err(Errno(libc::EPROTO)),
         }
     }
 
-    /// Makes the service keep received bytes for [`Client::take`], before the connection is shut for reading.
+    /// Makes the service keep received bytes for [`Client::take_received`], before the connection is shut for reading.
     ///
     /// # Errors
     /// ENOTCONN if the connection has ended; ENETDOWN if there is no service.
-    pub fn keep(&self, connection: &Connection) -> Result<(), Errno> {
+    pub fn keep_received(&self, connection: &Connection) -> Result<(), Errno> {
         let Connection { slot, serial, .. } = *connection;
-        self.request(&Question::Keep { slot, serial }).map(drop)
+        self.request(&Request::KeepReceived { slot, serial }).map(drop)
     }
 
     /// Takes at most `max_bytes` received bytes from the service, as a file positioned at its beginning;
@@ -299,7 +300,7 @@ impl Client {
     ///
     /// # Errors
     /// ENOTCONN if the connection has ended; ENETDOWN if there is no service.
-    pub fn take(
+    pub fn take_received(
         &self,
         connection: &Connection,
         max_bytes: u32,
@@ -307,8 +308,8 @@ impl Client {
     ) -> Result<Option<OwnFd>, Errno> {
         let Connection { slot, serial, .. } = *connection;
         let (answer, file) =
-            self.request_with(&Question::Take { slot, serial, max_bytes, is_peeked }, None)?;
-        Ok(file.filter(|_| matches!(answer, Answer::Bytes(_))))
+            self.request_with(&Request::TakeReceived { slot, serial, max_bytes, is_peeked }, None)?;
+        Ok(file.filter(|_| matches!(answer, Response::Bytes(_))))
     }
 
     /// Returns the default congestion control of the service.
@@ -331,12 +332,14 @@ impl Client {
         remote: SocketAddr,
         options: Options,
     ) -> Result<Connection, Errno> {
-        let (local, plain) = (address::plain(local), address::plain(remote));
+        let (local, plain) = (address::canonical(local), address::canonical(remote));
         let [made, theirs] = unix::pair()?;
-        let asked = self.request_with(&Question::Connect { local, remote: plain, options }, Some(&theirs));
+        let asked = self.request_with(&Request::Connect { local, remote: plain, options }, Some(&theirs));
         drop(theirs);
         let begun = asked.and_then(|(answer, _)| {
-            let Answer::Connection { slot, serial, local } = answer else { return Err(Errno(libc::EPROTO)) };
+            let Response::Connection { slot, serial, local } = answer else {
+                return Err(Errno(libc::EPROTO));
+            };
             let local = if remote.is_ipv6() { address::mapped(local) } else { local };
             let connection = Connection { service: self.service, slot, serial, local, remote };
             unix::bind(&made, &connection.name())?;
@@ -354,13 +357,13 @@ impl Client {
     ///
     /// # Errors
     /// ENETDOWN if there is no service.
-    pub fn set(&self, connection: &Connection, options: Options) -> Result<(), Errno> {
+    pub fn set_options(&self, connection: &Connection, options: Options) -> Result<(), Errno> {
         let Connection { slot, serial, .. } = *connection;
-        if options.resets {
-            return self.request(&Question::Set { slot, serial, options }).map(drop);
+        if options.resets_on_close {
+            return self.request(&Request::SetOptions { slot, serial, options }).map(drop);
         }
         let link = self.link().map_err(|_| Errno(libc::ENETDOWN))?;
-        link::send(&link, &Question::Set { slot, serial, options }.words())
+        seqpacket::send(&link, &Request::SetOptions { slot, serial, options }.words())
     }
 
     /// Returns the details of a connection.
@@ -369,8 +372,8 @@ impl Client {
     /// ENOTCONN if the connection has ended.
     pub fn info(&self, connection: &Connection) -> Result<crate::message::Info, Errno> {
         let Connection { slot, serial, .. } = *connection;
-        match self.request(&Question::Info { slot, serial })? {
-            Answer::Info(info) => Ok(info),
+        match self.request(&Request::Info { slot, serial })? {
+            Response::Info(info) => Ok(info),
             _ => Err(Errno(libc::EPROTO)),
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! program                                   service: a directory that only its user can enter
-//!   connect ─────► CONNECT, with a stream ►   control    questions, each on a connection of its own
+//!   connect ─────► CONNECT, with a stream ►   control    requests, each on a connection of its own
 //!   listen  ─────► LISTEN ────────────────►
 //!   accept  ◄───── stream, named ─────────    l/…        listeners of programs
 //!                                             lanes/     sockets of lanes
@@ -16,9 +16,9 @@
 //! |---|---|
 //! | [`address`] | socket addresses in the kernel's format and as words |
 //! | [`name`] | names of sockets that identify connections and listeners |
-//! | [`message`] | questions and answers |
-//! | [`board`] | states of connections, which programs read |
-//! | [`places`] | paths in the service's directory |
+//! | [`message`] | requests and responses |
+//! | [`state_table`] | states of connections, which programs read |
+//! | [`paths`] | paths in the service's directory |
 //! | [`client`] | the program's side |
 #![cfg(target_os = "linux")]
 #![allow(
@@ -27,8 +27,8 @@
 )]
 
 pub mod address;
-pub mod board;
 pub mod client;
 pub mod message;
 pub mod name;
-pub mod places;
+pub mod paths;
+pub mod state_table;

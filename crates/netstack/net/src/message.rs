@@ -1,4 +1,4 @@
-//! Questions of programs and answers of the service, a few words each. Input is hostile: a message that is
+//! Requests of programs and responses of the service, a few words each. Input is hostile: a message that is
 //! incomplete or unknown is rejected.
 
 use crate::address::{self, WORDS};
@@ -43,7 +43,7 @@ pub struct Options {
     /// SO_KEEPALIVE: idle time and interval in seconds, number of probes.
     pub keepalive: Option<[u16; 3]>,
     /// SO_LINGER with a time of zero: `close` resets the connection.
-    pub resets: bool,
+    pub resets_on_close: bool,
     /// TCP_CONGESTION of connections that begin later; `None`: the service's default.
     pub congestion: Option<Congestion>,
 }
@@ -51,8 +51,9 @@ pub struct Options {
 impl Options {
     fn word(self) -> u64 {
         let [idle, interval, probes] = self.keepalive.unwrap_or_default().map(u64::from);
-        let bits =
-            u64::from(self.no_delay) | u64::from(self.keepalive.is_some()) << 1 | u64::from(self.resets) << 2;
+        let bits = u64::from(self.no_delay)
+            | u64::from(self.keepalive.is_some()) << 1
+            | u64::from(self.resets_on_close) << 2;
         let congestion = self.congestion.map_or(0, Congestion::code);
         bits | congestion << 3 | idle << 16 | interval << 32 | probes << 48
     }
@@ -62,18 +63,18 @@ impl Options {
         Self {
             no_delay: word & 1 != 0,
             keepalive: if word & 2 != 0 { Some(keepalive) } else { None },
-            resets: word & 4 != 0,
+            resets_on_close: word & 4 != 0,
             congestion: Congestion::of_code(word >> 3 & 3),
         }
     }
 }
 
-/// A question to the service.
+/// A request to the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
-    /// Asks for the service's details. [`Answer::Service`], with the board's descriptor.
+pub enum Request {
+    /// Asks for the service's details. [`Response::Service`], with the state table's descriptor.
     Hello,
-    /// Binds a socket to an address; port 0: any. [`Answer::Address`], with the socket.
+    /// Binds a socket to an address; port 0: any. [`Response::Address`], with the socket.
     Bind {
         /// Address to bind to.
         address: SocketAddr,
@@ -82,7 +83,7 @@ pub enum Question {
         /// SO_REUSEPORT, set or not.
         is_shared: bool,
     },
-    /// Makes a bound socket listen. [`Answer::Done`].
+    /// Makes a bound socket listen. [`Response::Done`].
     Listen {
         /// Address of the socket.
         address: SocketAddr,
@@ -93,7 +94,7 @@ pub enum Question {
         /// Options of accepted connections.
         options: Options,
     },
-    /// Begins a connection with this end of a stream, once the stream is filled. [`Answer::Connection`].
+    /// Begins a connection with this end of a stream, once the stream is filled. [`Response::Connection`].
     Connect {
         /// Local address; port 0 and the unspecified address: any.
         local: SocketAddr,
@@ -102,41 +103,41 @@ pub enum Question {
         /// Initial options of the connection.
         options: Options,
     },
-    /// Sets options of a connection. [`Answer::Done`].
-    Set {
-        /// Slot on the board.
+    /// Sets options of a connection. [`Response::Done`].
+    SetOptions {
+        /// Slot in the state table.
         slot: u32,
         /// Serial number of the connection in this slot.
         serial: u32,
         /// The new values of all options.
         options: Options,
     },
-    /// Asks for the details of a connection. [`Answer::Info`].
+    /// Asks for the details of a connection. [`Response::Info`].
     Info {
-        /// Slot on the board.
+        /// Slot in the state table.
         slot: u32,
         /// Serial number of the connection in this slot.
         serial: u32,
     },
-    /// Asks for the service's state. [`Answer::Done`], with a JSON file.
+    /// Asks for the service's state. [`Response::Done`], with a JSON file.
     List,
-    /// Makes a bound socket stop listening. [`Answer::Address`], with a socket that replaces it.
+    /// Makes a bound socket stop listening. [`Response::Address`], with a socket that replaces it.
     Unlisten {
         /// Address of the socket.
         address: SocketAddr,
         /// Number of the socket in its name.
         id: u32,
     },
-    /// Keeps received bytes for [`Question::Take`] before the stream is shut for reading. [`Answer::Done`].
-    Keep {
-        /// Slot on the board.
+    /// Keeps received bytes for [`Request::TakeReceived`] before the stream is shut for reading. [`Response::Done`].
+    KeepReceived {
+        /// Slot in the state table.
         slot: u32,
         /// Serial number of the connection in this slot.
         serial: u32,
     },
-    /// Takes kept bytes of a connection. [`Answer::Bytes`], with a file of them if there are any.
-    Take {
-        /// Slot on the board.
+    /// Takes kept bytes of a connection. [`Response::Bytes`], with a file of them if there are any.
+    TakeReceived {
+        /// Slot in the state table.
         slot: u32,
         /// Serial number of the connection in this slot.
         serial: u32,
@@ -146,14 +147,14 @@ pub enum Question {
         is_peeked: bool,
     },
     /// Passes a new connection to the service, for a process that cannot connect. There is no answer.
-    Link,
+    PassConnection,
 }
 
 /// A prefix whose addresses the service reaches, and the service's own address in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     /// Address of the service.
-    pub own: IpAddr,
+    pub service_address: IpAddr,
     /// Length of the prefix, bits.
     pub bits: u8,
 }
@@ -161,9 +162,9 @@ pub struct Prefix {
 impl Prefix {
     /// Returns whether the prefix contains an address.
     #[must_use]
-    pub fn has(&self, address: IpAddr) -> bool {
+    pub fn contains(&self, address: IpAddr) -> bool {
         let bits = u32::from(self.bits);
-        match (self.own, address) {
+        match (self.service_address, address) {
             (IpAddr::V4(own), IpAddr::V4(address)) => {
                 (own.to_bits() ^ address.to_bits()).checked_shr(32 - bits.min(32)).unwrap_or(0) == 0
             }
@@ -200,9 +201,9 @@ pub struct Info {
     pub timeouts: u32,
 }
 
-/// An answer of the service.
+/// A response of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum Response {
     /// Success without further details.
     Done,
     /// Failure with this errno.
@@ -220,7 +221,7 @@ pub enum Answer {
     Address(SocketAddr),
     /// A connection that was begun.
     Connection {
-        /// Slot on the board.
+        /// Slot in the state table.
         slot: u32,
         /// Serial number of the connection in this slot.
         serial: u32,
@@ -244,8 +245,8 @@ const fn halves(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
-impl Question {
-    /// Encodes the question as words.
+impl Request {
+    /// Encodes the request as words.
     #[must_use]
     pub fn words(&self) -> Words {
         let with = |head: &[u64], addresses: &[SocketAddr]| {
@@ -259,19 +260,19 @@ impl Question {
                 with(&[3, pair(backlog, id), options.word()], &[address])
             }
             Self::Connect { local, remote, options } => with(&[4, options.word()], &[local, remote]),
-            Self::Set { slot, serial, options } => with(&[5, pair(slot, serial), options.word()], &[]),
+            Self::SetOptions { slot, serial, options } => with(&[5, pair(slot, serial), options.word()], &[]),
             Self::Info { slot, serial } => with(&[6, pair(slot, serial)], &[]),
             Self::List => with(&[7], &[]),
-            Self::Link => with(&[8], &[]),
+            Self::PassConnection => with(&[8], &[]),
             Self::Unlisten { address, id } => with(&[9, id.into()], &[address]),
-            Self::Keep { slot, serial } => with(&[10, pair(slot, serial)], &[]),
-            Self::Take { slot, serial, max_bytes, is_peeked } => {
+            Self::KeepReceived { slot, serial } => with(&[10, pair(slot, serial)], &[]),
+            Self::TakeReceived { slot, serial, max_bytes, is_peeked } => {
                 with(&[11, pair(slot, serial), pair(is_peeked.into(), max_bytes)], &[])
             }
         }
     }
 
-    /// Decodes a question; `None`: it is malformed or unknown.
+    /// Decodes a request; `None`: it is malformed or unknown.
     #[must_use]
     pub fn parse(words: &[u64]) -> Option<Self> {
         let words = words.strip_prefix(&[VERSION])?;
@@ -293,32 +294,32 @@ impl Question {
             }
             [5, which, options] => {
                 let (slot, serial) = halves(*which);
-                Some(Self::Set { slot, serial, options: Options::of_word(*options) })
+                Some(Self::SetOptions { slot, serial, options: Options::of_word(*options) })
             }
             [6, which] => {
                 let (slot, serial) = halves(*which);
                 Some(Self::Info { slot, serial })
             }
             [7] => Some(Self::List),
-            [8] => Some(Self::Link),
+            [8] => Some(Self::PassConnection),
             [9, id, address @ ..] => {
                 Some(Self::Unlisten { address: address::of_words(address)?, id: u32::try_from(*id).ok()? })
             }
             [10, which] => {
                 let (slot, serial) = halves(*which);
-                Some(Self::Keep { slot, serial })
+                Some(Self::KeepReceived { slot, serial })
             }
             [11, which, how] => {
                 let ((slot, serial), (is_peeked, max_bytes)) = (halves(*which), halves(*how));
-                Some(Self::Take { slot, serial, max_bytes, is_peeked: is_peeked != 0 })
+                Some(Self::TakeReceived { slot, serial, max_bytes, is_peeked: is_peeked != 0 })
             }
             _ => None,
         }
     }
 }
 
-impl Answer {
-    /// Encodes the answer as words.
+impl Response {
+    /// Encodes the response as words.
     #[must_use]
     pub fn words(&self) -> Words {
         match self {
@@ -327,7 +328,7 @@ impl Answer {
             Self::Service { service, congestion, prefixes } => {
                 let mut words = vec![VERSION, 2, *service, congestion.code()];
                 for prefix in prefixes.iter().flatten() {
-                    words.extend(address::words(SocketAddr::new(prefix.own, prefix.bits.into())));
+                    words.extend(address::words(SocketAddr::new(prefix.service_address, prefix.bits.into())));
                 }
                 words
             }
@@ -350,7 +351,7 @@ impl Answer {
         }
     }
 
-    /// Decodes an answer; `None`: it is malformed or unknown.
+    /// Decodes a response; `None`: it is malformed or unknown.
     #[must_use]
     pub fn parse(words: &[u64]) -> Option<Self> {
         match words.strip_prefix(&[VERSION])? {
@@ -365,7 +366,10 @@ impl Answer {
                 }
                 for (prefix, words) in prefixes.iter_mut().zip(list) {
                     let address = address::of_words(words)?;
-                    *prefix = Some(Prefix { own: address.ip(), bits: u8::try_from(address.port()).ok()? });
+                    *prefix = Some(Prefix {
+                        service_address: address.ip(),
+                        bits: u8::try_from(address.port()).ok()?,
+                    });
                 }
                 Some(Self::Service { service: *service, congestion, prefixes })
             }
@@ -399,7 +403,7 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uncopy_sys::link::MAX_WORDS;
+    use uncopy_sys::seqpacket::MAX_WORDS;
 
     fn address(text: &str) -> SocketAddr {
         text.parse().expect("an address")
@@ -409,43 +413,44 @@ mod tests {
     fn what_is_asked_is_understood_and_nothing_else() {
         let keepalive = Options { keepalive: Some([7200, 75, 9]), ..Options::default() };
         let (local, remote) = (address("0.0.0.0:0"), address("[fd00::1]:80"));
-        let questions = [
-            Question::Hello,
-            Question::Bind { address: remote, id: u32::MAX, is_shared: true },
-            Question::Listen { address: local, id: 0, backlog: 511, options: Options::default() },
-            Question::Connect { local, remote, options: keepalive },
-            Question::Set {
+        let requests = [
+            Request::Hello,
+            Request::Bind { address: remote, id: u32::MAX, is_shared: true },
+            Request::Listen { address: local, id: 0, backlog: 511, options: Options::default() },
+            Request::Connect { local, remote, options: keepalive },
+            Request::SetOptions {
                 slot: 1,
                 serial: 2,
                 options: Options {
                     no_delay: true,
-                    resets: true,
+                    resets_on_close: true,
                     congestion: Some(Congestion::Cubic),
                     ..keepalive
                 },
             },
-            Question::Info { slot: u32::MAX, serial: 0 },
-            Question::List,
-            Question::Link,
-            Question::Unlisten { address: local, id: u32::MAX },
-            Question::Keep { slot: 1, serial: u32::MAX },
-            Question::Take { slot: u32::MAX, serial: 1, max_bytes: u32::MAX, is_peeked: true },
+            Request::Info { slot: u32::MAX, serial: 0 },
+            Request::List,
+            Request::PassConnection,
+            Request::Unlisten { address: local, id: u32::MAX },
+            Request::KeepReceived { slot: 1, serial: u32::MAX },
+            Request::TakeReceived { slot: u32::MAX, serial: 1, max_bytes: u32::MAX, is_peeked: true },
         ];
-        for question in questions {
-            let words = question.words();
+        for request in requests {
+            let words = request.words();
             assert!(words.len() <= MAX_WORDS);
-            assert_eq!(Question::parse(&words), Some(question));
+            assert_eq!(Request::parse(&words), Some(request));
             for len in 0..words.len() {
-                assert_eq!(Question::parse(&words[..len]), None);
+                assert_eq!(Request::parse(&words[..len]), None);
             }
-            assert_eq!(Question::parse(&[&words[..], &[0]].concat()), None);
-            assert_eq!(Question::parse(&words[1..]), None, "another version");
+            assert_eq!(Request::parse(&[&words[..], &[0]].concat()), None);
+            assert_eq!(Request::parse(&words[1..]), None, "another version");
         }
     }
 
     #[test]
     fn what_is_answered_is_understood_and_nothing_else() {
-        let prefix = |own: &str, bits| Some(Prefix { own: own.parse().expect("an address"), bits });
+        let prefix =
+            |own: &str, bits| Some(Prefix { service_address: own.parse().expect("an address"), bits });
         let prefixes = [prefix("10.0.0.1", 24), prefix("fd00::1", 64), prefix("10.0.1.1", 32)];
         let info = Info {
             state: 1,
@@ -456,31 +461,31 @@ mod tests {
             ..Info::default()
         };
         let answers = [
-            Answer::Done,
-            Answer::Failed(libc::EADDRINUSE),
-            Answer::Service { service: 5, congestion: Congestion::Reno, prefixes },
-            Answer::Service {
+            Response::Done,
+            Response::Failed(libc::EADDRINUSE),
+            Response::Service { service: 5, congestion: Congestion::Reno, prefixes },
+            Response::Service {
                 service: 5,
                 congestion: Congestion::Cubic,
                 prefixes: [prefixes[0], None, None],
             },
-            Answer::Address(address("1.2.3.4:5")),
-            Answer::Connection { slot: 1, serial: 2, local: address("1.2.3.4:5") },
-            Answer::Info(info),
-            Answer::Bytes(u32::MAX),
+            Response::Address(address("1.2.3.4:5")),
+            Response::Connection { slot: 1, serial: 2, local: address("1.2.3.4:5") },
+            Response::Info(info),
+            Response::Bytes(u32::MAX),
         ];
         for answer in answers {
             let words = answer.words();
             assert!(words.len() <= MAX_WORDS);
-            assert_eq!(Answer::parse(&words), Some(answer));
-            assert_ne!(Answer::parse(&words[..words.len() - 1]), Some(answer));
-            assert_eq!(Answer::parse(&[&words[..], &[1]].concat()), None);
+            assert_eq!(Response::parse(&words), Some(answer));
+            assert_ne!(Response::parse(&words[..words.len() - 1]), Some(answer));
+            assert_eq!(Response::parse(&[&words[..], &[1]].concat()), None);
         }
     }
 
     #[test]
     fn a_prefix_has_the_addresses_that_begin_as_it_does() {
-        let prefix = |own: &str, bits| Prefix { own: own.parse().expect("an address"), bits };
+        let prefix = |own: &str, bits| Prefix { service_address: own.parse().expect("an address"), bits };
         let cases = [
             (prefix("10.1.2.3", 24), "10.1.2.200", true),
             (prefix("10.1.2.3", 24), "10.1.3.3", false),
@@ -491,7 +496,7 @@ mod tests {
             (prefix("fd00::1", 0), "10.1.1.1", false),
         ];
         for (prefix, other, expected) in cases {
-            assert_eq!(prefix.has(other.parse().expect("an address")), expected, "{prefix:?} {other}");
+            assert_eq!(prefix.contains(other.parse().expect("an address")), expected, "{prefix:?} {other}");
         }
     }
 }

@@ -9,7 +9,7 @@ use uncopy_sys::unix::Name;
 
 /// Prefix of a connection's name in the abstract namespace.
 const PREFIX: &[u8] = b"\0uncopy-net";
-/// Length of a connection's name, bytes: service, slot on the board, serial number, both addresses.
+/// Length of a connection's name, bytes: service, slot in the state table, serial number, both addresses.
 const CONNECTION_BYTES: usize = PREFIX.len() + 8 + 4 + 4 + 2 * (8 * address::WORDS);
 
 /// A connection as its name describes it.
@@ -17,7 +17,7 @@ const CONNECTION_BYTES: usize = PREFIX.len() + 8 + 4 + 4 + 2 * (8 * address::WOR
 pub struct Connection {
     /// Identifier of the service.
     pub service: u64,
-    /// Slot on the service's board.
+    /// Slot in the service's state table.
     pub slot: u32,
     /// Serial number of the connection in this slot.
     pub serial: u32,
@@ -71,7 +71,7 @@ impl Connection {
 
 /// A bound socket of a program, as its path `DIRECTORY/l/ADDRESS-ID` describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct BoundSocket {
     /// Address that the socket is bound to.
     pub address: SocketAddr,
     /// Number that distinguishes sockets bound to the same address.
@@ -82,10 +82,10 @@ const FOLDER: &str = "/l";
 /// Bit of a bound socket's number: set if the program sees an IPv6 socket.
 const V6: u32 = 1;
 
-impl Bound {
+impl BoundSocket {
     /// Makes the number of a bound socket from random bits and the family that the program sees.
     #[must_use]
-    pub const fn number(random: u32, is_v6: bool) -> u32 {
+    pub const fn make_id(random: u32, is_v6: bool) -> u32 {
         random & !V6 | if is_v6 { V6 } else { 0 }
     }
 
@@ -143,17 +143,19 @@ mod tests {
     #[test]
     fn a_listeners_path_says_what_it_is() {
         for text in ["0.0.0.0:80", "[fd00::1]:65535"] {
-            let bound = Bound { address: text.parse().expect("an address"), id: 0xab };
-            assert!(bound.is_v6() && !Bound { id: Bound::number(0xab, false), ..bound }.is_v6());
+            let bound = BoundSocket { address: text.parse().expect("an address"), id: 0xab };
+            assert!(bound.is_v6() && !BoundSocket { id: BoundSocket::make_id(0xab, false), ..bound }.is_v6());
             let path = bound.path(b"/run/net/l").expect("short");
-            assert_eq!(Bound::parse(&path), Some(bound));
-            assert_eq!(Bound::parse(&bound.path(b"/run/net").expect("short")), None);
+            assert_eq!(BoundSocket::parse(&path), Some(bound));
+            assert_eq!(BoundSocket::parse(&bound.path(b"/run/net").expect("short")), None);
         }
         for path in ["/l/1.2.3.4:5", "/l/x-00000001", "/l/1.2.3.4:5-g", "/l/", "/l"] {
-            assert_eq!(Bound::parse(&Name::new(path.as_bytes()).expect("short")), None, "{path}");
+            assert_eq!(BoundSocket::parse(&Name::new(path.as_bytes()).expect("short")), None, "{path}");
         }
         assert!(
-            Bound { address: "[fd00::1]:1".parse().expect("an address"), id: 0 }.path(&[b'x'; 100]).is_none()
+            BoundSocket { address: "[fd00::1]:1".parse().expect("an address"), id: 0 }
+                .path(&[b'x'; 100])
+                .is_none()
         );
     }
 }

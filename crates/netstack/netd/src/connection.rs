@@ -30,7 +30,7 @@ pub(crate) struct Connection {
     /// Whether the program has stopped receiving.
     pub write_shut: bool,
     /// Whether the program has shut its stream for reading; received bytes are then kept until requested.
-    pub is_kept: bool,
+    pub keeps_received: bool,
     /// Bytes taken from TCP for the program.
     pub received_bytes: u64,
 }
@@ -47,7 +47,7 @@ impl Connection {
             failure: None,
             has_shut_down: false,
             write_shut: false,
-            is_kept: false,
+            keeps_received: false,
             received_bytes: 0,
         }
     }

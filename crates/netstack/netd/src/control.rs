@@ -7,10 +7,10 @@ use crate::settings::{config, congestion, with_options};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
-use uncopy_net::message::{Answer, Info, MAX_PREFIXES, Options, Question};
+use uncopy_net::message::{Info, MAX_PREFIXES, Options, Request, Response};
 use uncopy_sys::descriptor::{OwnRef, ProgramFd};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{ids, link, socket};
+use uncopy_sys::{ids, seqpacket, socket};
 use uncopy_tcp::connection::State;
 use uncopy_tcp::wire::Tuple;
 
@@ -40,7 +40,7 @@ const fn linux_state(state: State) -> u8 {
 impl Service {
     pub(crate) fn accept_clients(&mut self) {
         for _ in 0..MAX_ACCEPTED_A_TURN {
-            match link::accept(&self.directory.control) {
+            match seqpacket::accept(&self.directory.control) {
                 Ok(fd) => self.add_client(fd.into()),
                 // A link of another user. The next one may be acceptable.
                 Err(Errno::EPERM) => {}
@@ -59,7 +59,7 @@ impl Service {
     fn refuse_client(&mut self) -> bool {
         // Accepting the link uses the descriptor that closing `reserve` frees.
         let had_one = self.reserve.take().is_some();
-        let refused = had_one && link::accept(&self.directory.control).is_ok();
+        let refused = had_one && seqpacket::accept(&self.directory.control).is_ok();
         self.reserve = reserve();
         refused
     }
@@ -91,27 +91,27 @@ impl Service {
     pub(crate) fn handle_request(&mut self, fd: RawFd) {
         // An earlier event may have closed the link, and a stream may have its number by now.
         let Some(link) = self.clients.get(&fd) else { return };
-        let mut words = [0; link::MAX_WORDS];
-        let is_done = match link::receive(link.as_fd(), &mut words) {
+        let mut words = [0; seqpacket::MAX_WORDS];
+        let is_done = match seqpacket::receive(link.as_fd(), &mut words) {
             Ok(came) => {
                 let with = came.fd.map(OwnedFd::from);
-                match Question::parse(&words[..came.words]) {
+                match Request::parse(&words[..came.words]) {
                     // No check: the sender could have created the link, or got it from one who could.
-                    Some(Question::Link) => {
+                    Some(Request::PassConnection) => {
                         with.into_iter().for_each(|link| self.add_forwarded(link));
                         false
                     }
-                    Some(question) => {
+                    Some(request) => {
                         // A link passed on to another user's program must not give access to connections.
                         let is_own_user = came.user == Some(ids::effective_user());
-                        let (answer, file) = if takes_over(&question) && !is_own_user {
-                            (Answer::Failed(libc::EPERM), None)
+                        let (answer, file) = if takes_over(&request) && !is_own_user {
+                            (Response::Failed(libc::EPERM), None)
                         } else {
-                            self.answer(&question, with)
+                            self.answer(&request, with)
                         };
                         let (words, with) = (answer.words(), file.as_ref().map(Attached::fd));
                         let link = self.clients.get(&fd);
-                        link.is_none_or(|link| link::send_with(link.as_fd(), &words, with).is_err())
+                        link.is_none_or(|link| seqpacket::send_with(link.as_fd(), &words, with).is_err())
                     }
                     None => true,
                 }
@@ -125,51 +125,53 @@ impl Service {
         }
     }
 
-    fn answer(&mut self, question: &Question, with: Option<OwnedFd>) -> (Answer, Option<Attached>) {
-        let failed = |errno: Errno| Answer::Failed(errno.0);
-        let answer = match *question {
-            Question::Hello => {
+    fn answer(&mut self, request: &Request, with: Option<OwnedFd>) -> (Response, Option<Attached>) {
+        let failed = |errno: Errno| Response::Failed(errno.0);
+        let answer = match *request {
+            Request::Hello => {
                 let mut prefixes = [None; MAX_PREFIXES];
                 for (to, from) in prefixes.iter_mut().zip(&self.settings.prefixes) {
                     *to = Some(*from);
                 }
-                let board = self.board_file.fd().map(|fd| Attached::Board(fd.reference()));
+                let state_table = self.state_table_file.fd().map(|fd| Attached::StateTable(fd.reference()));
                 let congestion = congestion(&self.settings);
-                return (Answer::Service { service: self.id, congestion, prefixes }, board);
+                return (Response::Service { service: self.id, congestion, prefixes }, state_table);
             }
-            Question::Bind { address, id, is_shared } => match self.bind(address, id, is_shared) {
-                Ok((address, socket)) => return (Answer::Address(address), Some(Attached::File(socket))),
+            Request::Bind { address, id, is_shared } => match self.bind(address, id, is_shared) {
+                Ok((address, socket)) => return (Response::Address(address), Some(Attached::File(socket))),
                 Err(why) => failed(why),
             },
-            Question::Listen { address, id, backlog, options } => {
-                self.listen(address, id, backlog, options).map_or_else(failed, |()| Answer::Done)
+            Request::Listen { address, id, backlog, options } => {
+                self.listen(address, id, backlog, options).map_or_else(failed, |()| Response::Done)
             }
-            Question::Connect { local, remote, options } => {
+            Request::Connect { local, remote, options } => {
                 let stream = with.filter(is_stream).ok_or(Errno::EINVAL);
                 stream.and_then(|fd| self.connect(local, remote, options, fd)).unwrap_or_else(failed)
             }
-            Question::Set { slot, serial, options } => {
-                self.set(slot, serial, options).map_or_else(failed, |()| Answer::Done)
+            Request::SetOptions { slot, serial, options } => {
+                self.set(slot, serial, options).map_or_else(failed, |()| Response::Done)
             }
-            Question::Info { slot, serial } => {
-                self.info(slot, serial).map_or_else(|| failed(Errno(libc::ENOTCONN)), Answer::Info)
+            Request::Info { slot, serial } => {
+                self.info(slot, serial).map_or_else(|| failed(Errno(libc::ENOTCONN)), Response::Info)
             }
-            Question::List => match self.list_file() {
-                Ok(file) => return (Answer::Done, Some(Attached::File(file))),
+            Request::List => match self.list_file() {
+                Ok(file) => return (Response::Done, Some(Attached::File(file))),
                 Err(_) => failed(Errno::ENOMEM),
             },
-            Question::Unlisten { address, id } => match self.unlisten(address, id) {
-                Ok(socket) => return (Answer::Address(address), Some(Attached::File(socket))),
+            Request::Unlisten { address, id } => match self.unlisten(address, id) {
+                Ok(socket) => return (Response::Address(address), Some(Attached::File(socket))),
                 Err(why) => failed(why),
             },
-            Question::Keep { slot, serial } => self.keep(slot, serial).map_or_else(failed, |()| Answer::Done),
-            Question::Take { slot, serial, max_bytes, is_peeked } => {
+            Request::KeepReceived { slot, serial } => {
+                self.keep_received(slot, serial).map_or_else(failed, |()| Response::Done)
+            }
+            Request::TakeReceived { slot, serial, max_bytes, is_peeked } => {
                 match self.read_kept(slot, serial, max_bytes as usize, is_peeked) {
-                    Ok((count, file)) => return (Answer::Bytes(count), file.map(Attached::File)),
+                    Ok((count, file)) => return (Response::Bytes(count), file.map(Attached::File)),
                     Err(why) => failed(why),
                 }
             }
-            Question::Link => Answer::Done,
+            Request::PassConnection => Response::Done,
         };
         (answer, None)
     }
@@ -186,7 +188,7 @@ impl Service {
         if address.port() != 0 {
             self.remove_gone_listeners(|at| at.port() == address.port());
         }
-        self.listeners.bind(address, id, is_shared, &self.directory.places)
+        self.listeners.bind(address, id, is_shared, &self.directory.paths)
     }
 
     fn listen(&mut self, address: SocketAddr, id: u32, backlog: u32, options: Options) -> Result<(), Errno> {
@@ -212,16 +214,18 @@ impl Service {
         remote: SocketAddr,
         options: Options,
         stream: OwnedFd,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<Response, Errno> {
         let mut local = local;
         if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
             return Err(Errno(libc::ECONNREFUSED));
         }
         if local.ip().is_unspecified() {
             let prefixes = &self.settings.prefixes;
-            let nearest =
-                prefixes.iter().filter(|prefix| prefix.has(remote.ip())).max_by_key(|prefix| prefix.bits);
-            local.set_ip(nearest.map(|prefix| prefix.own).ok_or(Errno(libc::ENETUNREACH))?);
+            let nearest = prefixes
+                .iter()
+                .filter(|prefix| prefix.contains(remote.ip()))
+                .max_by_key(|prefix| prefix.bits);
+            local.set_ip(nearest.map(|prefix| prefix.service_address).ok_or(Errno(libc::ENETUNREACH))?);
         } else if !self.is_own(local.ip()) {
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
@@ -236,11 +240,11 @@ impl Service {
         let connection = Connection::new(Stage::Filling, tuple, options);
         let (slot, serial) = self.add(connection).ok_or(Errno(libc::ENOBUFS))?;
         self.begin_stream(slot, stream);
-        Ok(Answer::Connection { slot, serial, local })
+        Ok(Response::Connection { slot, serial, local })
     }
 
     fn set(&mut self, slot: u32, serial: u32, options: Options) -> Result<(), Errno> {
-        let connection = self.connections.known(slot, serial).ok_or(Errno(libc::ENOTCONN))?;
+        let connection = self.connections.get_by_serial(slot, serial).ok_or(Errno(libc::ENOTCONN))?;
         connection.options = options;
         if let Some(id) = connection.id {
             let _ = self.stack.configure(id, |config| *config = with_options(config.clone(), options));
@@ -249,7 +253,7 @@ impl Service {
     }
 
     fn info(&mut self, slot: u32, serial: u32) -> Option<Info> {
-        let connection = self.connections.known(slot, serial)?;
+        let connection = self.connections.get_by_serial(slot, serial)?;
         let received_bytes = connection.received_bytes;
         let known = self.stack.get(connection.id?)?.statistics();
         let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
@@ -270,7 +274,7 @@ impl Service {
     fn list(&self) -> List {
         let counters = self.link.counters();
         let addresses: Vec<(IpAddr, u8)> =
-            self.settings.prefixes.iter().map(|prefix| (prefix.own, prefix.bits)).collect();
+            self.settings.prefixes.iter().map(|prefix| (prefix.service_address, prefix.bits)).collect();
         let connections = self.connections.all().map(|(_, connection)| {
             let known = connection.id.and_then(|id| self.stack.get(id)).map(|tcp| tcp.statistics());
             let waiting = connection.stream.as_ref().map_or(0, |stream| stream.waiting_bytes() as u64);
@@ -323,8 +327,8 @@ impl Service {
 }
 
 /// True if the request takes a connection or listener away from its program.
-const fn takes_over(question: &Question) -> bool {
-    matches!(question, Question::Unlisten { .. } | Question::Keep { .. } | Question::Take { .. })
+const fn takes_over(request: &Request) -> bool {
+    matches!(request, Request::Unlisten { .. } | Request::KeepReceived { .. } | Request::TakeReceived { .. })
 }
 
 /// True if the descriptor can be a program's end of a connection. Makes it nonblocking.
@@ -350,8 +354,8 @@ const fn rfc_state(state: State) -> &'static str {
 
 /// Descriptor sent along with an answer.
 enum Attached {
-    /// The board, which stays open.
-    Board(OwnRef),
+    /// The state table, which stays open.
+    StateTable(OwnRef),
     /// A file, closed after the answer.
     File(OwnedFd),
 }
@@ -359,7 +363,7 @@ enum Attached {
 impl Attached {
     fn fd(&self) -> ProgramFd {
         match self {
-            Self::Board(board) => board.as_program(),
+            Self::StateTable(state_table) => state_table.as_program(),
             Self::File(file) => ProgramFd::of(file),
         }
     }
@@ -388,7 +392,7 @@ mod tests {
             congestion_control: CongestionControl::Cubic,
             ecn: Ecn::Off,
         };
-        let [link, _peer] = memory::pair(1500, [memory::arrives(), memory::arrives()]).expect("made");
+        let [link, _peer] = memory::pair(1500, [memory::lossless(), memory::lossless()]).expect("made");
         let mut service = Service::begin(settings, Box::new(link)).expect("begun");
         let (mut stream, mut peer) = UnixStream::pair().expect("made");
         peer.write_all(&[7; 256]).expect("room");

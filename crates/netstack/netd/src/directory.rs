@@ -4,16 +4,16 @@ use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use uncopy_net::places::{self, Places};
+use uncopy_net::paths::{self, ServicePaths};
 use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{link, mem};
+use uncopy_sys::{mem, seqpacket};
 
 /// The service's directory and its control socket, both removed when dropped.
 pub struct Directory {
     path: PathBuf,
     /// Paths of the sockets.
-    pub places: Places,
+    pub paths: ServicePaths,
     /// The listening control socket.
     pub control: OwnFd,
 }
@@ -29,25 +29,25 @@ impl Directory {
     /// EINVAL: the path is relative or too long. EADDRINUSE: a service is running. EPERM: others
     /// can enter the directory. Else the errors of socket(2), bind(2) and mkdir(2).
     pub fn make(control: &Path) -> Result<Self, Errno> {
-        let places = Places::of_control(control.as_os_str().as_bytes()).ok_or(Errno::EINVAL)?;
+        let paths = ServicePaths::of_control(control.as_os_str().as_bytes()).ok_or(Errno::EINVAL)?;
         let path = control.parent().ok_or(Errno::EINVAL)?.to_owned();
         mem::make_private_directory(&name(&path)?)?;
-        if link::connect(&places.control).is_ok() {
+        if seqpacket::connect(&paths.control).is_ok() {
             return Err(Errno(libc::EADDRINUSE));
         }
         remove_files(&path);
-        for folder in [places::LISTENERS, places::LANES] {
+        for folder in [paths::LISTENERS, paths::LANES] {
             mem::make_private_directory(&name(&path.join(folder))?)?;
         }
-        let control = link::listen(&places.control)?;
-        Ok(Self { path, places, control })
+        let control = seqpacket::listen(&paths.control)?;
+        Ok(Self { path, paths, control })
     }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
         // No client can connect from here on; the descriptor is closed last.
-        link::shut(&self.control);
+        seqpacket::shut_down(&self.control);
         remove_files(&self.path);
         // Fails, as it should, if the directory has files of others.
         let _ = std::fs::remove_dir(&self.path);
@@ -61,10 +61,10 @@ fn remove_files(path: &Path) {
         }
         std::fs::remove_dir(folder)
     };
-    for folder in [places::LISTENERS, places::LANES] {
+    for folder in [paths::LISTENERS, paths::LANES] {
         let _ = remove_all(&path.join(folder));
     }
-    for socket in [places::CONTROL, "control~"] {
+    for socket in [paths::CONTROL, "control~"] {
         let _ = std::fs::remove_file(path.join(socket));
     }
 }

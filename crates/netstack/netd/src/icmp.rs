@@ -6,13 +6,13 @@ use uncopy_tcp::wire::Tuple;
 
 /// Effect of an ICMP message.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Meaning {
+pub enum IcmpEffect {
     /// The segment with this sequence number did not reach the peer.
     Unreachable(Tuple, u32, Error),
     /// Maximum packet length on the path of this segment, in bytes.
     PathMtu(Tuple, u32, u16),
     /// Echo reply, a whole packet.
-    Echo(Vec<u8>),
+    EchoReply(Vec<u8>),
 }
 
 const ICMP: u8 = 1;
@@ -21,7 +21,7 @@ const TCP: u8 = 6;
 
 /// Parses an ICMP packet for a host that is `own`, with verified checksums. `None` if it has no effect.
 #[must_use]
-pub fn parse(packet: &[u8], own: impl Fn(IpAddr) -> bool) -> Option<Meaning> {
+pub fn parse(packet: &[u8], own: impl Fn(IpAddr) -> bool) -> Option<IcmpEffect> {
     let ip = Ip::parse(packet)?;
     let message = packet.get(ip.payload_at..ip.end.min(packet.len()))?;
     if !own(ip.destination) || (ip.protocol != ICMP && ip.protocol != ICMP_V6) {
@@ -30,23 +30,23 @@ pub fn parse(packet: &[u8], own: impl Fn(IpAddr) -> bool) -> Option<Meaning> {
     let (kind, code) = (*message.first()?, *message.get(1)?);
     let rest = u32::from_be_bytes(message.get(4..8)?.try_into().ok()?);
     match (ip.protocol, kind) {
-        (ICMP, 8) => Some(Meaning::Echo(echo(packet, &ip, 0))),
-        (ICMP_V6, 128) => Some(Meaning::Echo(echo(packet, &ip, 129))),
+        (ICMP, 8) => Some(IcmpEffect::EchoReply(echo(packet, &ip, 0))),
+        (ICMP_V6, 128) => Some(IcmpEffect::EchoReply(echo(packet, &ip, 129))),
         (ICMP, 3) if code == 4 => {
             let (tuple, sequence) = quoted(&message[8..])?;
-            Some(Meaning::PathMtu(tuple, sequence, rest as u16))
+            Some(IcmpEffect::PathMtu(tuple, sequence, rest as u16))
         }
         (ICMP, 3) => {
             let (tuple, sequence) = quoted(&message[8..])?;
-            Some(Meaning::Unreachable(tuple, sequence, unreachable_v4(code)))
+            Some(IcmpEffect::Unreachable(tuple, sequence, unreachable_v4(code)))
         }
         (ICMP_V6, 2) => {
             let (tuple, sequence) = quoted(&message[8..])?;
-            Some(Meaning::PathMtu(tuple, sequence, u16::try_from(rest).unwrap_or(u16::MAX)))
+            Some(IcmpEffect::PathMtu(tuple, sequence, u16::try_from(rest).unwrap_or(u16::MAX)))
         }
         (ICMP_V6, 1) => {
             let (tuple, sequence) = quoted(&message[8..])?;
-            Some(Meaning::Unreachable(tuple, sequence, unreachable_v6(code)))
+            Some(IcmpEffect::Unreachable(tuple, sequence, unreachable_v6(code)))
         }
         _ => None,
     }
@@ -188,7 +188,9 @@ mod tests {
         let mut message = vec![8, 0, 0, 0, 1, 2, 3, 4, b'x', b'y', b'z'];
         let check = sum(&message).to_be_bytes();
         message[2..4].copy_from_slice(&check);
-        let Some(Meaning::Echo(reply)) = parse(&packet(ICMP, &message), is_own) else { panic!("no echo") };
+        let Some(IcmpEffect::EchoReply(reply)) = parse(&packet(ICMP, &message), is_own) else {
+            panic!("no echo")
+        };
         assert_eq!(reply[12..20], [10, 0, 0, 2, 10, 0, 0, 1]);
         assert_eq!((reply[20], &reply[24..], sum(&reply[20..])), (0, &message[4..], 0));
         assert_eq!(parse(&packet(ICMP, &message), |_| false), None, "somebody else's");
@@ -205,9 +207,9 @@ mod tests {
             message.extend(segment());
             packet(ICMP, &message)
         };
-        let refused = Meaning::Unreachable(tuple, 0xff00_0005, Error::ConnectionRefused);
+        let refused = IcmpEffect::Unreachable(tuple, 0xff00_0005, Error::ConnectionRefused);
         assert_eq!(parse(&message(3, 3, 0), is_own), Some(refused));
-        let mtu = Meaning::PathMtu(tuple, 0xff00_0005, 0x0207);
+        let mtu = IcmpEffect::PathMtu(tuple, 0xff00_0005, 0x0207);
         assert_eq!(parse(&message(3, 4, 7), is_own), Some(mtu));
         assert_eq!(parse(&message(11, 0, 0), is_own), None, "exceeded on the way");
     }

@@ -15,7 +15,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`settings`] | settings of the service |
-//! | [`payload`], [`rooms`], [`filling`] | bytes by reference, buffers for them, and how packets fill buffers |
+//! | [`payload`], [`receive_buffers`], [`packet_buffer`] | bytes by reference, buffers for them, and how packets fill buffers |
 //! | [`stream`] | a program's end of a connection |
 //! | [`connection`] | a connection of a program |
 //! | [`slots`], [`listeners`] | connections by slot and serial number; bound sockets |
@@ -33,12 +33,12 @@
 mod connection;
 pub mod control;
 pub mod directory;
-pub mod filling;
 pub mod icmp;
 pub mod list;
 pub mod listeners;
+pub mod packet_buffer;
 pub mod payload;
-pub mod rooms;
+pub mod receive_buffers;
 pub mod service;
 pub mod settings;
 pub mod slots;

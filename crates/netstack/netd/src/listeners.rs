@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use uncopy_net::name::Bound;
-use uncopy_net::places::Places;
+use uncopy_net::name::BoundSocket;
+use uncopy_net::paths::ServicePaths;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::unix::{self, Name};
 
@@ -22,7 +22,7 @@ struct Socket {
 impl Socket {
     /// True if a program still has the socket.
     fn lives(&self) -> bool {
-        unix::has_owner(&self.path)
+        unix::is_bound(&self.path)
     }
 }
 
@@ -101,7 +101,7 @@ impl Listeners {
         address: SocketAddr,
         id: u32,
         is_shared: bool,
-        places: &Places,
+        paths: &ServicePaths,
     ) -> Result<(SocketAddr, OwnedFd), Errno> {
         if self.count >= MAX_BOUND {
             return Err(Errno(libc::ENOBUFS));
@@ -122,7 +122,7 @@ impl Listeners {
             }
             address
         };
-        let path = Bound { address, id }.path(&places.listeners).ok_or(Errno(libc::ENAMETOOLONG))?;
+        let path = BoundSocket { address, id }.path(&paths.listeners).ok_or(Errno(libc::ENAMETOOLONG))?;
         let descriptor = unix::stream()?;
         unix::bind(&descriptor, &path)?;
         let socket = Socket { id, path, is_shared, is_listening: false };

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uncopy_lanes::message::{Given, Kept};
-use uncopy_lanes::peers::Held;
+use uncopy_lanes::message::{SendPart, SharedBuf};
+use uncopy_lanes::peers::HeldBytes;
 use uncopy_sys::iovec::Part;
 use uncopy_tcp::payload::Payload;
 
@@ -64,7 +64,7 @@ impl Drop for HeapBuffer {
 #[derive(Clone)]
 #[allow(dead_code, reason = "what is kept is found by its address")]
 enum Keeper {
-    Shared(Arc<Kept>),
+    Shared(Arc<SharedBuf>),
     Buffer(Arc<HeapBuffer>),
     Small(Arc<[u8]>),
     Copied(Arc<Copied>),
@@ -84,7 +84,7 @@ impl Bytes {
     /// # Panics
     /// If `part` is not within `kept`.
     #[must_use]
-    pub fn shared(kept: Arc<Kept>, part: Part) -> Self {
+    pub fn shared(kept: Arc<SharedBuf>, part: Part) -> Self {
         let held = kept.held().expect("it keeps something");
         let (start, end) = (held.address(), held.address() + held.len_bytes());
         assert!(part.address >= start && part.address + part.len_bytes <= end, "bytes of what is kept");
@@ -108,7 +108,7 @@ impl Bytes {
 
     /// Returns a copy of received bytes, or `None` if all such copies would exceed `max_bytes`.
     #[must_use]
-    pub fn received(bytes: &[u8], max_bytes: usize) -> Option<Self> {
+    pub fn copy_received(bytes: &[u8], max_bytes: usize) -> Option<Self> {
         let taken = bytes.len() + COPY_BYTES;
         if COPIED_BYTES.fetch_add(taken, Relaxed) + taken > max_bytes {
             COPIED_BYTES.fetch_sub(taken, Relaxed);
@@ -123,7 +123,7 @@ impl Bytes {
     }
 
     /// Appends bytes that directly follow in the same shared memory. Returns whether `next` was appended.
-    pub fn join(&mut self, next: &Self) -> bool {
+    pub fn try_append(&mut self, next: &Self) -> bool {
         let are_kept_together = match (&self.keeper, &next.keeper) {
             (Keeper::Shared(kept), Keeper::Shared(other)) => Arc::ptr_eq(kept, other),
             _ => false,
@@ -151,10 +151,10 @@ impl Bytes {
 
     /// Returns the bytes as a part to send on a lane.
     #[must_use]
-    pub fn given(&self) -> Given<'_> {
+    pub fn send_part(&self) -> SendPart<'_> {
         match &self.keeper {
-            Keeper::Shared(kept) => Given::Kept(self.part(), kept),
-            Keeper::Buffer(_) | Keeper::Small(_) | Keeper::Copied(_) => Given::Plain(self.part()),
+            Keeper::Shared(kept) => SendPart::Shared(self.part(), kept),
+            Keeper::Buffer(_) | Keeper::Small(_) | Keeper::Copied(_) => SendPart::Plain(self.part()),
         }
     }
 }
@@ -172,7 +172,7 @@ impl Payload for Bytes {
     fn new_part(&self, range: Range<usize>) -> Self {
         let part = self.slice(range);
         let kept_bytes = match &self.keeper {
-            Keeper::Shared(kept) => kept.held().map_or(0, Held::len_bytes),
+            Keeper::Shared(kept) => kept.held().map_or(0, HeldBytes::len_bytes),
             Keeper::Buffer(buffer) => buffer.bytes().len(),
             Keeper::Small(_) | Keeper::Copied(_) => 0,
         };
@@ -203,13 +203,13 @@ mod tests {
     #[test]
     fn received_bytes_are_copied_up_to_a_bound_and_again_once_they_are_gone() {
         const MAX_BYTES: usize = 1 << 20;
-        let copies: Vec<Bytes> = std::iter::from_fn(|| Bytes::received(&[7; 1000], MAX_BYTES)).collect();
+        let copies: Vec<Bytes> = std::iter::from_fn(|| Bytes::copy_received(&[7; 1000], MAX_BYTES)).collect();
         assert_eq!(copies.len(), MAX_BYTES / (1000 + COPY_BYTES));
         assert!(copies.iter().all(|copy| copy.as_slice() == [7; 1000]));
         let part = copies[0].slice(1..3);
         drop(copies);
         assert_eq!(part.as_slice(), [7, 7]);
-        let again: Vec<Bytes> = std::iter::from_fn(|| Bytes::received(&[7; 1000], MAX_BYTES)).collect();
+        let again: Vec<Bytes> = std::iter::from_fn(|| Bytes::copy_received(&[7; 1000], MAX_BYTES)).collect();
         assert_eq!(again.len(), MAX_BYTES / (1000 + COPY_BYTES) - 1, "one is still there");
     }
 

@@ -1,15 +1,15 @@
 //! The service's event loop: packets, timers, streams and requests.
 
-mod kept;
+mod kept_bytes;
 mod packets;
 mod streams;
 
 use crate::connection::Connection;
 use crate::directory::Directory;
-use crate::filling::Filling;
 use crate::listeners::Listeners;
+use crate::packet_buffer::PacketBuffer;
 use crate::payload::Bytes;
-use crate::rooms::Buffer;
+use crate::receive_buffers::Buffer;
 use crate::settings::{Settings, config};
 use crate::slots::Slots;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -23,11 +23,11 @@ use std::time::{Duration, Instant};
 use uncopy_core::scope::Scope;
 use uncopy_lanes::process::{Process, process};
 use uncopy_link::Link;
-use uncopy_net::board::{BOARD_BYTES, Board, Condition};
+use uncopy_net::state_table::{ConnectionState, STATE_TABLE_BYTES, StateTable};
 use uncopy_sys::descriptor::Descriptor as _;
 use uncopy_sys::ids;
 use uncopy_sys::lock::Critical;
-use uncopy_sys::mem::Shared;
+use uncopy_sys::mem::SharedMemory;
 use uncopy_tcp::error::Error;
 use uncopy_tcp::secret::Secret;
 use uncopy_tcp::segment::Segment;
@@ -52,8 +52,8 @@ const CLIENT: u64 = 1 << 41;
 pub struct Service {
     pub(crate) settings: Settings,
     pub(crate) directory: Directory,
-    pub(crate) board: &'static Board,
-    pub(crate) board_file: Shared,
+    pub(crate) state_table: &'static StateTable,
+    pub(crate) state_table_file: SharedMemory,
     pub(crate) id: u64,
     pub(crate) process: &'static Process,
     pub(crate) link: Box<dyn Link>,
@@ -68,7 +68,7 @@ pub struct Service {
     pub(crate) forwarded: VecDeque<RawFd>,
     /// Reserve descriptor, closed so that a link can be refused when no other is free.
     pub(crate) reserve: Option<OwnedFd>,
-    filling: Option<Filling>,
+    packet_buffer: Option<PacketBuffer>,
     read_buffer: Option<Buffer>,
     header_bytes: usize,
     /// Segment for which the link had no room.
@@ -118,12 +118,13 @@ impl Service {
         let signals = signals()?;
         let directory = Directory::make(&settings.control)?;
         let scope = Scope::parse(b"unix").expect("it is one");
-        uncopy_lanes::service::trust_all();
-        uncopy_lanes::begin::begin(&directory.places.lanes, scope, settings.memory_bytes)?;
+        uncopy_lanes::lane_thread::trust_all();
+        uncopy_lanes::begin::begin(&directory.paths.lanes, scope, settings.memory_bytes)?;
         let process = process().ok_or_else(|| io::Error::other("lanes have not begun"))?;
-        let board_file = Shared::make(c"uncopy-net", BOARD_BYTES)?;
-        // SAFETY: `Shared` never unmaps its BOARD_BYTES of zeroes, which are valid as a board's atomic words.
-        let board = unsafe { &*(board_file.base() as *const Board) };
+        let state_table_file = SharedMemory::make(c"uncopy-net", STATE_TABLE_BYTES)?;
+        // SAFETY: `SharedMemory` never unmaps its STATE_TABLE_BYTES of zeroes, which are valid as a state table's
+        // atomic words.
+        let state_table = unsafe { &*(state_table_file.base() as *const StateTable) };
         let random = || ids::random().ok_or_else(|| io::Error::other("no random numbers"));
         let mut secret = [0; 16];
         secret[..8].copy_from_slice(&random()?.to_ne_bytes());
@@ -139,13 +140,13 @@ impl Service {
             watch(BorrowedFd::borrow_raw((&directory.control).number()), CONTROL)?;
         }
         watch(signals.as_fd(), SIGNALS)?;
-        let max_connections = settings.max_connections.min(uncopy_net::board::MAX_CONNECTIONS);
+        let max_connections = settings.max_connections.min(uncopy_net::state_table::MAX_CONNECTIONS);
         Ok(Self {
             id: random()?,
             process,
             directory,
-            board,
-            board_file,
+            state_table,
+            state_table_file,
             link,
             stack,
             connections: Slots::new(max_connections),
@@ -156,7 +157,7 @@ impl Service {
             clients: HashMap::new(),
             forwarded: VecDeque::new(),
             reserve: reserve(),
-            filling: None,
+            packet_buffer: None,
             read_buffer: None,
             header_bytes: USUAL_HEADER_BYTES,
             unsent: None,
@@ -227,7 +228,7 @@ impl Service {
     }
 
     pub(crate) fn is_own(&self, address: IpAddr) -> bool {
-        self.settings.prefixes.iter().any(|prefix| prefix.own == address)
+        self.settings.prefixes.iter().any(|prefix| prefix.service_address == address)
     }
 
     /// Processes TCP's events and pending segments until there are none.
@@ -261,10 +262,10 @@ impl Service {
         }
     }
 
-    /// Adds a connection and announces it on the board. `None` if the table is full.
+    /// Adds a connection and announces it in the state table. `None` if the table is full.
     pub(crate) fn add(&mut self, connection: Connection) -> Option<(u32, u32)> {
         let (slot, serial) = self.connections.add(connection)?;
-        self.board.set(slot, serial, Condition::Connecting);
+        self.state_table.set(slot, serial, ConnectionState::Connecting);
         self.connections_begun += 1;
         Some((slot, serial))
     }

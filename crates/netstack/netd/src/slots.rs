@@ -35,7 +35,7 @@ impl<T> Slots<T> {
 
     /// Stores a value. Returns its slot and serial number, or `None` if the table is full.
     pub fn add(&mut self, value: T) -> Option<(u32, u32)> {
-        // Unused slots come first, so that the board keeps the state of freed ones for a while.
+        // Unused slots come first, so that the state table keeps the state of freed ones for a while.
         let slot = if self.slots.len() < self.max {
             self.slots.push(Slot { serial: 0, value: None });
             self.slots.len() as u32 - 1
@@ -49,7 +49,7 @@ impl<T> Slots<T> {
     }
 
     /// Returns the value in a slot if it has this serial number.
-    pub fn known(&mut self, slot: u32, serial: u32) -> Option<&mut T> {
+    pub fn get_by_serial(&mut self, slot: u32, serial: u32) -> Option<&mut T> {
         self.slots.get_mut(slot as usize).filter(|place| place.serial == serial)?.value.as_mut()
     }
 
@@ -90,11 +90,11 @@ mod tests {
         let (first, serial) = slots.add('a').expect("room");
         let (second, _) = slots.add('b').expect("room");
         assert_eq!((slots.add('c'), slots.len()), (None, 2));
-        assert_eq!(slots.known(first, serial).copied(), Some('a'));
+        assert_eq!(slots.get_by_serial(first, serial).copied(), Some('a'));
         assert_eq!((slots.remove(first), slots.remove(first)), (Some('a'), None));
         let again = slots.add('d').expect("room");
         assert_eq!(again, (first, serial + 1));
-        assert_eq!(slots.known(first, serial), None);
+        assert_eq!(slots.get_by_serial(first, serial), None);
         slots.remove(first);
         slots.remove(second);
         assert!(slots.is_empty() && slots.all().next().is_none());

@@ -1,13 +1,13 @@
 //! A program's end of a connection: a UNIX stream socket on which large parts pass by reference.
 
 use crate::payload::Bytes;
-use crate::rooms::{Buffer, COPY_BELOW_BYTES};
+use crate::receive_buffers::{Buffer, COPY_BELOW_BYTES};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use uncopy_lanes::ends::End;
-use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES};
+use uncopy_lanes::message::{MIN_REFERENCE_BYTES, SendPart, SharedBuf};
 use uncopy_lanes::process::{Destination, Process, Received, closed};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
@@ -24,7 +24,7 @@ const MAX_TURNS: u32 = 1000;
 
 /// Outcome of one [`Stream::pull`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum Pulled {
+pub enum PullResult {
     /// Some bytes were received.
     Bytes,
     /// No bytes now; an event reports the next ones.
@@ -86,7 +86,7 @@ impl Stream {
     /// Queues bytes for the program.
     pub fn put(&mut self, bytes: Bytes) {
         self.to_program_bytes += bytes.len_bytes();
-        if !self.to_program.back_mut().is_some_and(|last| last.join(&bytes)) {
+        if !self.to_program.back_mut().is_some_and(|last| last.try_append(&bytes)) {
             self.to_program.push_back(bytes);
         }
     }
@@ -109,7 +109,7 @@ impl Stream {
     fn send_front(&self) -> Result<usize, Errno> {
         let pieces: SmallVec<[&Bytes; 16]> = self.to_program.iter().take(MAX_PARTS).collect();
         let longest = pieces.iter().map(|piece| piece.len_bytes()).max().unwrap_or(0);
-        let end = self.process.known(self.number());
+        let end = self.process.find_end(self.number());
         let sent_references = end.as_ref().and_then(|end| self.send_references(end, &pieces, longest));
         sent_references.unwrap_or_else(|| self.send_bytes(end, &pieces, longest))
     }
@@ -123,10 +123,10 @@ impl Stream {
         if longest < MIN_REFERENCE_BYTES {
             return None;
         }
-        let outlet = self.process.outlet(self.number(), end, longest)?;
-        let given: SmallVec<[Given<'_>; 16]> = pieces.iter().map(|piece| piece.given()).collect();
+        let send_target = self.process.send_target(self.number(), end, longest)?;
+        let given: SmallVec<[SendPart<'_>; 16]> = pieces.iter().map(|piece| piece.send_part()).collect();
         // MSG_DONTWAIT, because O_NONBLOCK can be cleared by others that share the open file.
-        self.process.send(self.number(), &outlet, &given, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        self.process.send(self.number(), &send_target, &given, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
     }
 
     fn send_bytes(&self, end: Option<Arc<End>>, pieces: &[&Bytes], longest: usize) -> Result<usize, Errno> {
@@ -135,9 +135,9 @@ impl Stream {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let sent = socket::send(self.number(), &parts, flags, &Envelope::default());
         match (literal, &sent) {
-            (Some(literal), sent) => literal.sent(sent.as_ref().copied().unwrap_or(0)),
+            (Some(literal), sent) => literal.finish(sent.as_ref().copied().unwrap_or(0)),
             // Large parts may go by reference from the next send on.
-            (None, Ok(_)) if longest >= MIN_REFERENCE_BYTES => self.process.sent(self.number()),
+            (None, Ok(_)) if longest >= MIN_REFERENCE_BYTES => self.process.note_large_send(self.number()),
             (None, _) => {}
         }
         sent
@@ -163,14 +163,14 @@ impl Stream {
     }
 
     /// Ends the stream to the program.
-    pub fn end(&self) {
+    pub fn shutdown_write(&self) {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Write);
     }
 
     /// Receives bytes from the program. Reuses the buffer of [`READ_BYTES`] in `buffer`, if there is one.
-    pub fn pull(&mut self, buffer: &mut Option<Buffer>) -> Pulled {
-        let Some(mut taken) = buffer.take().or_else(|| Buffer::take(self.process, READ_BYTES)) else {
-            return Pulled::NoRoom;
+    pub fn pull(&mut self, buffer: &mut Option<Buffer>) -> PullResult {
+        let Some(mut taken) = buffer.take().or_else(|| Buffer::allocate(self.process, READ_BYTES)) else {
+            return PullResult::NoRoom;
         };
         let part = taken.part();
         let mut references = Vec::new();
@@ -178,23 +178,23 @@ impl Stream {
             Ok(0) => {
                 *buffer = Some(taken);
                 self.has_ended = true;
-                Pulled::End
+                PullResult::End
             }
             Ok(len_bytes) => {
                 *buffer = self.queue_received(taken, &references, len_bytes);
-                Pulled::Bytes
+                PullResult::Bytes
             }
             Err(errno) => {
                 *buffer = Some(taken);
                 match errno {
                     Errno::EAGAIN => {
                         self.is_readable = false;
-                        Pulled::Nothing
+                        PullResult::Nothing
                     }
-                    Errno::EINTR => Pulled::Nothing,
+                    Errno::EINTR => PullResult::Nothing,
                     _ => {
                         self.has_ended = true;
-                        Pulled::Broken
+                        PullResult::Broken
                     }
                 }
             }
@@ -207,7 +207,7 @@ impl Stream {
         let receive_bytes =
             |parts: &[Part], flags: i32| unsafe { socket::receive(self.number(), parts, flags) };
         for _ in 0..MAX_TURNS {
-            if let Some(plain) = self.process.begin_plain(self.number()) {
+            if let Some(plain) = self.process.begin_plain_receive(self.number()) {
                 let got = receive_bytes(&[buffer], libc::MSG_DONTWAIT);
                 drop(plain);
                 if let Ok(got) = got {
@@ -215,7 +215,7 @@ impl Stream {
                 }
                 return got;
             }
-            let place = |part: Part, address: usize, keep: &dyn Fn() -> Kept| {
+            let place = |part: Part, address: usize, keep: &dyn Fn() -> SharedBuf| {
                 let bytes = Part { address, len_bytes: part.len_bytes };
                 references.push(Reference {
                     at: part.address - buffer.address,
@@ -227,11 +227,12 @@ impl Stream {
             let all = |parts: &[Part]| parts.iter().map(|part| part.len_bytes).sum();
             // SAFETY: `buffer` is an unfilled buffer, writable in full and referenced by nobody else.
             let received = unsafe {
-                let to = Destination { parts: &[buffer], place, literally: receive_bytes, room: all };
+                let to =
+                    Destination { parts: &[buffer], place, read_literal: receive_bytes, writable_bytes: all };
                 self.process.receive(self.number(), libc::MSG_DONTWAIT, false, to)
             };
             match received {
-                Received::Plainly => {}
+                Received::Passthrough => {}
                 Received::Done(got) => return got,
                 Received::Part(got) => return Ok(got),
                 Received::Nothing => {
@@ -274,8 +275,8 @@ impl Stream {
             pieces.extend(literal.into_iter().map(|range| Bytes::copy_of(&buffer.bytes()[range])));
             Some(buffer)
         } else {
-            let filled = buffer.filled(len_bytes);
-            pieces.extend(literal.into_iter().map(|range| filled.part(range)));
+            let filled = buffer.freeze(len_bytes);
+            pieces.extend(literal.into_iter().map(|range| filled.slice(range)));
             None
         };
         let mut references =
@@ -298,7 +299,7 @@ impl Stream {
     ///
     /// # Errors
     /// The error of recvmsg(2), or ECONNRESET if the program closed its end.
-    pub fn empty(&mut self) -> Result<(), Errno> {
+    pub fn drain_filling(&mut self) -> Result<(), Errno> {
         let mut zeroes = [0u8; FILLING_BYTES / 4];
         let mut left = FILLING_BYTES;
         while left > 0 {
@@ -320,7 +321,7 @@ struct Reference {
     /// Offset in the buffer at which the bytes belong.
     at: usize,
     bytes: Part,
-    kept: Arc<Kept>,
+    kept: Arc<SharedBuf>,
 }
 
 impl AsFd for Stream {

@@ -21,7 +21,7 @@ pub const PROBE_SLACK_NS: u64 = 2 * MILLISECOND_NS;
 /// Minimum reordering window before a gap counts as lost.
 pub const MIN_REORDERING_NS: u64 = MILLISECOND_NS;
 /// Override timeout of the sender's silly window avoidance (RFC 9293, section 3.8.6.2.1).
-pub const OVERRIDE_NS: u64 = 200 * MILLISECOND_NS;
+pub const SWS_OVERRIDE_NS: u64 = 200 * MILLISECOND_NS;
 /// Duration of TIME-WAIT, and of FIN-WAIT-2 once the program has closed.
 pub const TIME_WAIT_NS: u64 = 60 * SECOND_NS;
 /// Maximum number of SYN retransmissions (`tcp_syn_retries`).

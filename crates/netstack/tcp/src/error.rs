@@ -29,7 +29,7 @@ pub enum Error {
 
 impl Error {
     /// Returns the errno value on Linux.
-    pub fn number(self) -> i32 {
+    pub fn errno(self) -> i32 {
         match self {
             Self::BrokenPipe => 32,
             Self::AddressInUse => 98,
@@ -47,7 +47,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        std::io::Error::from_raw_os_error(self.number()).fmt(formatter)
+        std::io::Error::from_raw_os_error(self.errno()).fmt(formatter)
     }
 }
 

@@ -193,7 +193,7 @@ impl World {
             }
         }
         assert_eq!(self.tcp.violation(), None);
-        assert!(self.tcp.kept_pieces() <= MAX_PIECES, "{}", self.tcp.kept_pieces());
+        assert!(self.tcp.received_pieces() <= MAX_PIECES, "{}", self.tcp.received_pieces());
         assert!(self.tcp.ready_bytes() <= BUFFER_BYTES, "{}", self.tcp.ready_bytes());
         assert!(self.tcp.room_bytes() <= BUFFER_BYTES, "{}", self.tcp.room_bytes());
     }

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use crate::options::MAX_SACK_BLOCKS;
 use crate::payload::{self, Payload, Pieces};
 use crate::ranges::Ranges;
-use crate::sequence::{Position, number};
+use crate::sequence::{Position, sequence_number};
 
 const MAX_WINDOW_FIELD: u64 = 0xffff;
 
@@ -219,7 +219,7 @@ impl<P: Payload> Receiver<P> {
     pub fn sack_blocks(&mut self, max_blocks: usize) -> SmallVec<[(u32, u32); MAX_SACK_BLOCKS]> {
         let mut blocks: SmallVec<[(u32, u32); MAX_SACK_BLOCKS]> = SmallVec::new();
         let mut push = |range: &Range<Position>| {
-            let block = (number(range.start), number(range.end));
+            let block = (sequence_number(range.start), sequence_number(range.end));
             if blocks.len() < max_blocks && !blocks.contains(&block) {
                 blocks.push(block);
             }

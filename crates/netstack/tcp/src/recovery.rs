@@ -268,7 +268,7 @@ impl Recovery {
 
     /// Returns the number of unacknowledged bytes considered lost, and of those already
     /// retransmitted in this recovery. Both are 0 outside recovery.
-    pub fn repair_bytes(&self, sent: &Range<Position>) -> (u64, u64) {
+    pub fn lost_and_retransmitted_bytes(&self, sent: &Range<Position>) -> (u64, u64) {
         if self.phase == Phase::Open {
             return (0, 0);
         }
@@ -362,15 +362,15 @@ mod tests {
         assert_eq!(recovery.pipe_bytes(&(100..200)), 60);
         recovery.on_retransmitted(110);
         assert_eq!(recovery.pipe_bytes(&(100..200)), 70);
-        assert_eq!(recovery.repair_bytes(&(100..200)), (10, 10));
+        assert_eq!(recovery.lost_and_retransmitted_bytes(&(100..200)), (10, 10));
         assert_eq!(recovery.next_lost(&(100..200)), None);
         sack(&mut recovery, &[160..171]);
         assert_eq!(recovery.next_lost(&(100..200)), Some(120..130));
-        assert_eq!(recovery.repair_bytes(&(100..200)), (30, 10));
+        assert_eq!(recovery.lost_and_retransmitted_bytes(&(100..200)), (30, 10));
         assert!(!recovery.on_acknowledged(140));
         assert_eq!(recovery.next_lost(&(140..200)), Some(140..150));
         assert!(recovery.on_acknowledged(200));
-        assert_eq!(recovery.repair_bytes(&(200..200)), (0, 0));
+        assert_eq!(recovery.lost_and_retransmitted_bytes(&(200..200)), (0, 0));
         assert!(recovery.is_valid(&(200..200)));
     }
 

@@ -12,12 +12,12 @@ pub fn first_position(initial: u32) -> Position {
 }
 
 /// Returns the sequence number of a position.
-pub fn number(position: Position) -> u32 {
+pub fn sequence_number(position: Position) -> u32 {
     position as u32
 }
 
 /// Returns the position nearest to `expected` with this sequence number.
-pub fn near(expected: Position, number: u32) -> Position {
+pub fn nearest_position(expected: Position, number: u32) -> Position {
     let distance = number.wrapping_sub(expected as u32).cast_signed();
     expected.wrapping_add_signed(i64::from(distance))
 }
@@ -37,8 +37,8 @@ mod tests {
             let first = first_position(initial);
             for distance in [0, 1, 70_000, (1 << 31) - 1] {
                 let later = first + distance;
-                assert_eq!(near(first, number(later)), later);
-                assert_eq!(near(later, number(first)), first);
+                assert_eq!(nearest_position(first, sequence_number(later)), later);
+                assert_eq!(nearest_position(later, sequence_number(first)), first);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The page that compares two profiles.
 
-use uncopy_profile::diff::{Amount, Diff, Entry, points};
+use uncopy_profile::diff::{Amount, Diff, Entry, percentage_points};
 
 use crate::markup::{Markup, shortened};
 use crate::profile::{MAX_NAME_CHARS, definition_list, flow};
@@ -73,7 +73,7 @@ fn table(caption: &str, calls: &str, entries: &[Entry]) -> Markup {
             amount.map_or_else(|| Cell::number("–", -1.0), show)
         };
         let share = |amount: Amount| Cell::number(quantity::percent(amount.cpu_share), amount.cpu_share);
-        let change = Cell::number(points(entry.change()), entry.change());
+        let change = Cell::number(percentage_points(entry.change()), entry.change());
         let change = match entry.change() {
             change_by if change_by > 0.0005 => change.with_class("bad"),
             change_by if change_by < -0.0005 => change.with_class("good"),

@@ -7,8 +7,8 @@ mod sites;
 
 use uncopy_profile::Profile;
 use uncopy_profile::model::{Call, Site};
-use uncopy_profile::text::{quoted, sentence};
-use uncopy_profile::verdict::{Worth, cpu_ratio, verdict};
+use uncopy_profile::text::{sentence, shell_quote};
+use uncopy_profile::verdict::{Benefit, cpu_ratio, verdict};
 
 use crate::markup::{Markup, shortened};
 use crate::{quantity, shell};
@@ -71,13 +71,13 @@ pub fn profile_page(profile: &Profile) -> String {
 /// Writes the verdict and its three figures, which come first.
 fn verdict_header(profile: &Profile, page: &mut Markup) {
     let verdict = verdict(profile);
-    let class = match verdict.worth {
-        Worth::Saves => "verdict good",
-        Worth::Little => "verdict bad",
-        Worth::Unknown => "verdict noisy",
+    let class = match verdict.benefit {
+        Benefit::Saves => "verdict good",
+        Benefit::Little => "verdict bad",
+        Benefit::Unknown => "verdict noisy",
     };
     page.element("h1", &[("class", class)], &shortened(&verdict.sentence, MAX_VERDICT_CHARS));
-    if verdict.worth == Worth::Unknown {
+    if verdict.benefit == Benefit::Unknown {
         return;
     }
     let prediction = &profile.prediction;
@@ -103,7 +103,7 @@ fn verdict_header(profile: &Profile, page: &mut Markup) {
 
 /// Returns the command, quoted for a shell.
 fn command_line(profile: &Profile) -> String {
-    let words: Vec<String> = profile.command.iter().map(|word| quoted(word)).collect();
+    let words: Vec<String> = profile.command.iter().map(|word| shell_quote(word)).collect();
     shortened(&words.join(" "), MAX_COMMAND_CHARS).into_owned()
 }
 

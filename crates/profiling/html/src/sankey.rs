@@ -53,7 +53,7 @@ impl Diagram {
         for (edge, ribbon) in diagram.edges.iter().zip(&layout.ribbons) {
             diagram.draw_ribbon(&mut svg, *edge, *ribbon);
         }
-        for (index, place) in layout.places.iter().enumerate() {
+        for (index, place) in layout.boxes.iter().enumerate() {
             diagram.draw_box(&mut svg, index, *place);
         }
         svg
@@ -69,7 +69,7 @@ impl Diagram {
         let words = format!("{} → {}: {}", from.label, to.label, quantity::bytes(edge.bytes));
         svg.element("title", &[], &words);
         svg.open("path", &[("d", &ribbon.path(0.0, ribbon.width))]).close();
-        if let Some(part) = to.touched.filter(|part| *part > 0.0) {
+        if let Some(part) = to.touched_fraction.filter(|part| *part > 0.0) {
             let touched = (ribbon.width * part.min(1.0)).max(1.5).min(ribbon.width);
             let path = ribbon.path(ribbon.width - touched, touched);
             svg.open("path", &[("class", "touched"), ("d", &path)]).close();
@@ -79,7 +79,8 @@ impl Diagram {
 
     fn draw_box(&self, svg: &mut Markup, index: usize, place: BoxRect) {
         let node = &self.nodes[index];
-        let touched = node.touched.map(|part| format!(", {} touched afterwards", quantity::percent(part)));
+        let touched =
+            node.touched_fraction.map(|part| format!(", {} touched afterwards", quantity::percent(part)));
         let second = [quantity::bytes(node.bytes), node.detail.clone()];
         let second: Vec<&str> = second.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
         let second = second.join(" · ");
@@ -112,7 +113,7 @@ impl Diagram {
             svg.close();
         };
         rect(svg, "box", place.y, place.height);
-        if let Some(part) = node.touched.filter(|part| *part > 0.0) {
+        if let Some(part) = node.touched_fraction.filter(|part| *part > 0.0) {
             let touched = (place.height * part.min(1.0)).max(1.5).min(place.height);
             rect(svg, "touched", place.y + place.height - touched, touched);
         }

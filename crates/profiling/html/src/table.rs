@@ -6,7 +6,7 @@ use crate::markup::Markup;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
     /// Plain text, aligned left.
-    Words,
+    Text,
     /// Numbers, which are aligned right.
     Numbers,
     /// Names of functions and files.
@@ -139,7 +139,7 @@ impl Table {
 
 fn class_of(column: Column) -> &'static str {
     match column {
-        Column::Words => "words",
+        Column::Text => "words",
         Column::Numbers => "number",
         Column::Code => "code",
     }

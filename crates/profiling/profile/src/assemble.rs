@@ -10,8 +10,8 @@ use crate::prediction::{self, SiteSums};
 use crate::symbols::{Symbols, file_name};
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
-use uncopy_core::policy::trials::Standings;
-use uncopy_core::policy::trials::catalogue::{ELISION, Name};
+use uncopy_core::policy::trials::FactorReports;
+use uncopy_core::policy::trials::catalogue::{ELISION, FactorName};
 use uncopy_core::recording::{self, Call as RecordedCall, Function, Recording};
 
 /// Maximum flows between sites in a profile, largest first.
@@ -20,7 +20,7 @@ const MAX_FLOWS: usize = 2048;
 const MAX_SITES: usize = 4096;
 
 /// One process: its recording without the events, and the result of their replay.
-pub struct Recorded {
+pub struct RecordedProcess {
     /// The recording without its events.
     pub recording: Recording,
     /// Result of replaying the events.
@@ -45,7 +45,7 @@ pub struct Run {
     /// Minimum size of a recorded call in bytes.
     pub min_size_bytes: u64,
     /// Measurements made in the program itself.
-    pub measured: Standings,
+    pub measured: FactorReports,
     /// Further caveats about the figures.
     pub warnings: Vec<String>,
 }
@@ -76,7 +76,7 @@ struct Tables {
 
 /// Builds the profile. All operations must have been ended.
 #[must_use]
-pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
+pub fn assemble(run: Run, processes: &[RecordedProcess]) -> Profile {
     let mut tables = Tables::default();
     let mut keys: HashMap<SiteKey, usize> = HashMap::new();
     let mut sites: Vec<Site> = Vec::new();
@@ -133,10 +133,10 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
     let costs = processes.iter().find_map(|process| process.recording.costs);
     prediction::predict(&mut profile, &sums, &costs.unwrap_or_default());
     profile.prediction.lanes =
-        prediction::of_lanes(processes.iter().map(|process| process.flow.local_streams));
+        prediction::predict_lanes(processes.iter().map(|process| process.flow.local_streams));
     add_warnings(&mut profile, processes);
     if let Some(told) = run.measured.contradicting(profile.prediction.ns.into()) {
-        let what = Name(ELISION);
+        let what = FactorName(ELISION);
         let warning = format!("the estimate is wrong; measured by the program itself: {what}: {told}");
         profile.warnings.push(warning);
     }
@@ -145,11 +145,11 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
     profile
 }
 
-fn dropped(process: &Recorded) -> u64 {
-    process.recording.dropped.max(process.flow.missing)
+fn dropped(process: &RecordedProcess) -> u64 {
+    process.recording.dropped.max(process.flow.missing_events)
 }
 
-fn told(process: &Recorded) -> Process {
+fn told(process: &RecordedProcess) -> Process {
     Process {
         pid: process.recording.pid,
         name: process.recording.name.clone(),
@@ -159,7 +159,7 @@ fn told(process: &Recorded) -> Process {
     }
 }
 
-fn add_warnings(profile: &mut Profile, processes: &[Recorded]) {
+fn add_warnings(profile: &mut Profile, processes: &[RecordedProcess]) {
     let mut warnings = Vec::new();
     if profile.dropped_events > 0 {
         let events: u64 = profile.processes.iter().map(|process| process.events).sum();
@@ -182,7 +182,7 @@ fn add_warnings(profile: &mut Profile, processes: &[Recorded]) {
 }
 
 /// Adds a process's samples of touched bytes to its sites.
-fn add_samples(process: &Recorded, numbers: &[usize], sites: &mut [Site], sums: &mut [SiteSums]) {
+fn add_samples(process: &RecordedProcess, numbers: &[usize], sites: &mut [Site], sums: &mut [SiteSums]) {
     for sample in &process.recording.samples {
         let call = match sample.call {
             RecordedCall::Input => Call::Input,
@@ -204,7 +204,7 @@ fn add_samples(process: &Recorded, numbers: &[usize], sites: &mut [Site], sums: 
 }
 
 /// Returns the flows between sites of all processes, largest first.
-fn flows(processes: &[Recorded], local: &[Vec<usize>]) -> Vec<SiteFlow> {
+fn flows(processes: &[RecordedProcess], local: &[Vec<usize>]) -> Vec<SiteFlow> {
     let mut all: FxHashMap<(usize, usize), (u64, u64)> = FxHashMap::default();
     for (process, numbers) in processes.iter().zip(local) {
         for ((from, to), (bytes, events)) in &process.flow.flows {

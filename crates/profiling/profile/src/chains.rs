@@ -81,7 +81,7 @@ fn add(all: &mut Class, class: &Class) {
         sum.bytes += step.bytes;
         sum.ns += step.ns;
         sum.shift = sum.shift.filter(|shift| Some(*shift) == step.shift);
-        sum.is_within &= step.is_within;
+        sum.is_overlapping &= step.is_overlapping;
     }
 }
 
@@ -117,10 +117,10 @@ impl ChainBuilder<'_> {
     }
 
     /// Returns the buffer that a step leaves the bytes in: 0 for the kernel, `before`, or a new one.
-    fn buffer(&mut self, call: Call, before: Option<usize>, is_within: bool) -> usize {
+    fn buffer(&mut self, call: Call, before: Option<usize>, is_overlapping: bool) -> usize {
         match (call, before) {
             (Call::Output, _) => 0,
-            (Call::Copy, Some(before)) if is_within => before,
+            (Call::Copy, Some(before)) if is_overlapping => before,
             _ => {
                 self.next_buffer += 1;
                 self.next_buffer - 1
@@ -177,8 +177,8 @@ impl ChainBuilder<'_> {
         let after: Vec<usize> = (0..index.min(32)).filter(|bit| sum.key.after & 1 << bit != 0).collect();
         let bytes = sum.bytes as f64 / self.count();
         let before = after.first().map(|step| self.buffers[*step]);
-        let is_within = sum.is_within && before.is_some();
-        let buffer = self.buffer(site.call, before, is_within);
+        let is_overlapping = sum.is_overlapping && before.is_some();
+        let buffer = self.buffer(site.call, before, is_overlapping);
         self.buffers.push(buffer);
         let (source, destination) = self.ends(index, site, &after);
         let elidable = site.call == Call::Copy && sum.elided_calls * 2 > sum.calls;
@@ -192,7 +192,7 @@ impl ChainBuilder<'_> {
             source,
             destination,
             after,
-            shift: sum.shift.filter(|_| is_within),
+            shift: sum.shift.filter(|_| is_overlapping),
             calls_each: sum.calls as f64 / self.count(),
             bytes,
             share: sum.ns as f64 / all_ns.max(1) as f64,

@@ -27,7 +27,7 @@ pub struct StepSum {
     /// Destination minus source, if equal for all calls.
     pub shift: Option<i64>,
     /// True if source and destination overlap in all calls.
-    pub is_within: bool,
+    pub is_overlapping: bool,
 }
 
 /// One class of operations.
@@ -91,7 +91,7 @@ impl Classes {
             sum.bytes = sum.bytes.saturating_add(step.bytes);
             sum.ns = sum.ns.saturating_add(step.ns);
             sum.shift = sum.shift.filter(|shift| Some(*shift) == step.shift);
-            sum.is_within &= step.is_within;
+            sum.is_overlapping &= step.is_overlapping;
         }
     }
 
@@ -118,7 +118,7 @@ impl Class {
             bytes: 0,
             ns: 0,
             shift: step.shift,
-            is_within: step.is_within,
+            is_overlapping: step.is_overlapping,
         };
         Self {
             from: operation.from,

@@ -5,9 +5,9 @@
 
 mod text;
 
+use crate::format::{bytes, percent};
 use crate::model::{Call, Operation, Profile, Site};
-use crate::verdict::program;
-use crate::words::{bytes, percent};
+use crate::verdict::program_name;
 use serde::Serialize;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -80,14 +80,14 @@ pub struct Entry {
 
 /// Reason why two profiles cannot be compared. `Display` gives a complete message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unlike {
+pub enum Incomparable {
     /// The minimum sizes of recorded calls differ.
     MinSize(u64, u64),
     /// The profiles are of different programs and have no call in common.
     Programs(String, String),
 }
 
-impl fmt::Display for Unlike {
+impl fmt::Display for Incomparable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::MinSize(a, b) => write!(
@@ -105,7 +105,7 @@ impl fmt::Display for Unlike {
     }
 }
 
-impl std::error::Error for Unlike {}
+impl std::error::Error for Incomparable {}
 
 impl Amount {
     fn add(&mut self, other: Self) {
@@ -239,16 +239,19 @@ impl Diff {
     ///
     /// # Errors
     /// Returns the reason why the profiles cannot be compared.
-    pub fn between((a, a_file): (&Profile, &str), (b, b_file): (&Profile, &str)) -> Result<Self, Unlike> {
+    pub fn between(
+        (a, a_file): (&Profile, &str),
+        (b, b_file): (&Profile, &str),
+    ) -> Result<Self, Incomparable> {
         if a.min_size_bytes != b.min_size_bytes {
-            return Err(Unlike::MinSize(a.min_size_bytes, b.min_size_bytes));
+            return Err(Incomparable::MinSize(a.min_size_bytes, b.min_size_bytes));
         }
         let calls = |profile: &Profile| profile.sites.iter().map(site_name).collect::<Vec<_>>();
-        let (a_program, b_program) = (program(a), program(b));
+        let (a_program, b_program) = (program_name(a), program_name(b));
         if a_program != b_program {
             let of_a = calls(a);
             if !calls(b).iter().any(|call| of_a.contains(call)) {
-                return Err(Unlike::Programs(a_program, b_program));
+                return Err(Incomparable::Programs(a_program, b_program));
             }
         }
         let (mut sites, mut chains) = (Entries::new(), Entries::new());
@@ -295,7 +298,7 @@ impl Diff {
             "Copies take {} of the CPU time of {program} in A and {} in B: {} points.",
             percent(a),
             percent(b),
-            points(b - a)
+            percentage_points(b - a)
         )
     }
 
@@ -309,7 +312,7 @@ impl Diff {
 
 /// Formats a change of a share in percentage points: `+1.3`.
 #[must_use]
-pub fn points(change: f64) -> String {
+pub fn percentage_points(change: f64) -> String {
     let shown = format!("{:+.1}", change * 100.0);
     if matches!(shown.as_str(), "+0.0" | "-0.0") { "0".to_owned() } else { shown }
 }
@@ -322,7 +325,7 @@ mod tests {
         Profile::parse(include_bytes!("../samples/redis-set.json")).expect("well-formed")
     }
 
-    fn between(a: &Profile, b: &Profile) -> Result<Diff, Unlike> {
+    fn between(a: &Profile, b: &Profile) -> Result<Diff, Incomparable> {
         Diff::between((a, "a.json"), (b, "b.json"))
     }
 
@@ -382,7 +385,7 @@ mod tests {
     #[test]
     fn incomparable_profiles_are_rejected_with_the_reason() {
         let larger = Profile { min_size_bytes: 65536, ..sample() };
-        assert!(matches!(between(&sample(), &larger), Err(Unlike::MinSize(_, 65536))));
+        assert!(matches!(between(&sample(), &larger), Err(Incomparable::MinSize(_, 65536))));
         let renamed = Profile { command: vec!["/opt/redis-new".to_owned()], ..sample() };
         assert!(between(&sample(), &renamed).is_ok(), "the same calls by another name");
         let mut other = renamed;
@@ -409,6 +412,6 @@ mod tests {
 
     #[test]
     fn changes_are_points_of_percent() {
-        assert_eq!([0.0131, -0.2, 0.0001, -0.0].map(points), ["+1.3", "-20.0", "0", "0"]);
+        assert_eq!([0.0131, -0.2, 0.0001, -0.0].map(percentage_points), ["+1.3", "-20.0", "0", "0"]);
     }
 }

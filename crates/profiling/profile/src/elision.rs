@@ -73,14 +73,14 @@ impl Elision {
 
     /// True if an input to `to` would make a view.
     #[must_use]
-    pub fn input(&self, to: u64, len_bytes: u64) -> bool {
+    pub fn makes_view(&self, to: u64, len_bytes: u64) -> bool {
         let is_large = len_bytes >= MIN_SIZE_BYTES && whole_pages(to, len_bytes) > PAGE;
         is_large && self.is_worthwhile(len_bytes) && !self.is_shared(to)
     }
 
     /// Returns the effect on a copy to `to`, where `found` are the known contents of the source.
     #[must_use]
-    pub fn copy(&self, to: u64, len_bytes: u64, found: &[Found]) -> Effect {
+    pub fn effect_of_copy(&self, to: u64, len_bytes: u64, found: &[Found]) -> Effect {
         let (mut elidable_bytes, mut views) = (0, 0);
         let mut run: Option<(u64, u64)> = None;
         let mut finish = |run: Option<(u64, u64)>| {
@@ -136,15 +136,21 @@ mod tests {
     #[test]
     fn whole_pages_of_what_was_received_are_elided() {
         let rules = Elision::new(&Costs::DEFAULT);
-        assert!(rules.input(0x1010, 256 << 10));
-        assert!(!rules.input(0x1010, 16 << 10), "what it could save is less than the account costs");
-        let all = rules.copy(0x1000, 256 << 10, &[view(0, 256 << 10, true)]);
+        assert!(rules.makes_view(0x1010, 256 << 10));
+        assert!(!rules.makes_view(0x1010, 16 << 10), "what it could save is less than the account costs");
+        let all = rules.effect_of_copy(0x1000, 256 << 10, &[view(0, 256 << 10, true)]);
         assert_eq!(all, Effect::Elide { elided_bytes: 256 << 10, views: 1 });
-        let shifted =
-            rules.copy(0x1010, 256 << 10, &[view(0, 100 << 10, true), view(100 << 10, 156 << 10, true)]);
+        let shifted = rules.effect_of_copy(
+            0x1010,
+            256 << 10,
+            &[view(0, 100 << 10, true), view(100 << 10, 156 << 10, true)],
+        );
         assert_eq!(shifted, Effect::Elide { elided_bytes: 252 << 10, views: 1 });
-        let apart =
-            rules.copy(0x1000, 256 << 10, &[view(0, 120 << 10, true), view(136 << 10, 120 << 10, true)]);
+        let apart = rules.effect_of_copy(
+            0x1000,
+            256 << 10,
+            &[view(0, 120 << 10, true), view(136 << 10, 120 << 10, true)],
+        );
         assert_eq!(apart, Effect::Elide { elided_bytes: 240 << 10, views: 2 });
     }
 
@@ -156,17 +162,17 @@ mod tests {
         for (to, is_shared) in [(0xF_0000, false), (0x10_0000, true), (0x20_0000, false), (0x98_0000, true)] {
             let expected =
                 if is_shared { Effect::Shared } else { Effect::Elide { elided_bytes: 256 << 10, views: 1 } };
-            assert_eq!(rules.copy(to, 256 << 10, &source), expected, "{to:#x}");
-            assert_eq!(rules.input(to, 256 << 10), !is_shared, "{to:#x}");
+            assert_eq!(rules.effect_of_copy(to, 256 << 10, &source), expected, "{to:#x}");
+            assert_eq!(rules.makes_view(to, 256 << 10), !is_shared, "{to:#x}");
         }
     }
 
     #[test]
     fn the_rest_is_told_apart() {
         let rules = Elision::new(&Costs::DEFAULT);
-        assert_eq!(rules.copy(0x1000, 256 << 10, &[]), Effect::OwnBytes);
-        assert_eq!(rules.copy(0x1000, 16 << 10, &[view(0, 16 << 10, true)]), Effect::TooSmall);
-        assert_eq!(rules.copy(0x1000, 256 << 10, &[view(0, 256 << 10, false)]), Effect::TooSmall);
-        assert_eq!(rules.copy(u64::MAX, u64::MAX, &[]), Effect::OwnBytes);
+        assert_eq!(rules.effect_of_copy(0x1000, 256 << 10, &[]), Effect::OwnBytes);
+        assert_eq!(rules.effect_of_copy(0x1000, 16 << 10, &[view(0, 16 << 10, true)]), Effect::TooSmall);
+        assert_eq!(rules.effect_of_copy(0x1000, 256 << 10, &[view(0, 256 << 10, false)]), Effect::TooSmall);
+        assert_eq!(rules.effect_of_copy(u64::MAX, u64::MAX, &[]), Effect::OwnBytes);
     }
 }

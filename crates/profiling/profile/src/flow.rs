@@ -11,7 +11,7 @@
 
 use crate::classes::Classes;
 use crate::elision::{Effect, Elision};
-use crate::memory::{Content, Found, Memory};
+use crate::memory::{Content, Found, MemoryContents};
 use crate::model::{Call, Object};
 use crate::operation::{CallPart, Elided, Operation, StepKey, TIMEOUT_AFTER_OUTPUT_NS, TIMEOUT_NS};
 use crate::sites::{SiteKey, Sites, scale};
@@ -56,7 +56,7 @@ struct Received {
 /// Replay state and results of one process.
 pub struct Flow {
     min_size_bytes: u64,
-    memory: Memory,
+    memory: MemoryContents,
     elision: Elision,
     /// Operations in progress, by number from `first_number` on; `None` for those that have ended.
     operations: VecDeque<Option<Box<Operation>>>,
@@ -84,7 +84,7 @@ pub struct Flow {
     /// Number of events replayed.
     pub events: u64,
     /// Number of missing events, according to the last Gap.
-    pub missing: u64,
+    pub missing_events: u64,
 }
 
 /// Bytes of streams whose other end is on the same host.
@@ -111,7 +111,7 @@ impl Flow {
     pub fn new(min_size_bytes: u64, elision: Elision) -> Self {
         Self {
             min_size_bytes: min_size_bytes.max(1),
-            memory: Memory::default(),
+            memory: MemoryContents::default(),
             elision,
             operations: VecDeque::new(),
             first_number: 0,
@@ -129,7 +129,7 @@ impl Flow {
             local_streams: LocalStreams::default(),
             flows: FxHashMap::default(),
             events: 0,
-            missing: 0,
+            missing_events: 0,
         }
     }
 
@@ -150,7 +150,7 @@ impl Flow {
                 return;
             }
             recording::Call::Gap => {
-                self.missing = event.len_bytes;
+                self.missing_events = event.len_bytes;
                 self.end_all();
                 return;
             }
@@ -286,7 +286,7 @@ impl Flow {
             from: (event.from, event.from.saturating_add(event.len_bytes)),
             ns: event.duration_ns,
             shift: is_copy.then(|| event.to.wrapping_sub(event.from).cast_signed()),
-            is_within: is_copy && event.to.abs_diff(event.from) < event.len_bytes,
+            is_overlapping: is_copy && event.to.abs_diff(event.from) < event.len_bytes,
             is_elided: false,
             end_ns: self.clock_ns,
             continues: event.flags.has(Flags::CONTINUES),
@@ -334,7 +334,7 @@ impl Flow {
         let number = self.message(event, object).unwrap_or_else(|| self.begin(object));
         self.received.insert(event.fd, Received { number, thread: event.thread });
         let part = self.part(event, site, Call::Input, 0);
-        let is_view = self.elision.input(event.to, event.len_bytes);
+        let is_view = self.elision.makes_view(event.to, event.len_bytes);
         let offset = self.operation(number).map_or(0, |operation| {
             let offset = operation.bytes;
             operation.bytes += event.len_bytes;
@@ -353,7 +353,7 @@ impl Flow {
         self.count_flows(site, event.len_bytes - known_bytes, &found);
         let used = self.used(event, site, call, &found);
         let elided = if call == Call::Copy {
-            let effect = self.elision.copy(event.to, event.len_bytes, &found);
+            let effect = self.elision.effect_of_copy(event.to, event.len_bytes, &found);
             let is_timed = !event.flags.has(Flags::SAMPLED);
             let ns = is_timed.then_some(event.duration_ns);
             self.sites.count_elision(site, &effect, event.len_bytes, ns, used.is_empty());

@@ -215,7 +215,7 @@ fn after_a_gap_nothing_is_known() {
     program.input(1, 7, 0x10_0000, 64 * KIB);
     let gap = Event::gap(program.sequence + 1, 12);
     program.replay(&gap);
-    assert_eq!(program.flow.missing, 12);
+    assert_eq!(program.flow.missing_events, 12);
     program.output(3, 9, 0x10_0000, 64 * KIB);
     assert_eq!(program.classes(), ["memory 1: 3(1x64)<", "socket 1: 1(1x64)<"]);
 }

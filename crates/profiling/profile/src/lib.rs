@@ -15,7 +15,7 @@
 //! | [`diff`] | comparison of two profiles |
 //! | [`text`], [`folded`] | terminal report, and folded stacks for flame graphs |
 //! | [`verdict`] | one-sentence verdict |
-//! | [`words`] | formatting of numbers and names |
+//! | [`format`](mod@format) | formatting of numbers and names |
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "tests use small numbers"))]
 
@@ -26,6 +26,7 @@ pub mod diff;
 pub mod elision;
 pub mod flow;
 pub mod folded;
+pub mod format;
 pub mod memory;
 pub mod model;
 pub mod operation;
@@ -34,6 +35,5 @@ pub mod sites;
 pub mod symbols;
 pub mod text;
 pub mod verdict;
-pub mod words;
 
 pub use model::Profile;

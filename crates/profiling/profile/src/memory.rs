@@ -49,11 +49,11 @@ pub type Found = (u64, u64, Content);
 
 /// The known contents of one process's memory.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct MemoryContents {
     pieces: BTreeMap<u64, Piece>,
 }
 
-impl Memory {
+impl MemoryContents {
     /// Forgets the contents of all memory.
     pub fn clear(&mut self) {
         self.pieces.clear();
@@ -191,7 +191,7 @@ mod tests {
     proptest! {
         #[test]
         fn contents_agree_with_a_byte_array(changes in prop::collection::vec(change(), 1..60)) {
-            let mut memory = Memory::default();
+            let mut memory = MemoryContents::default();
             let mut model = vec![None; 2 * SPACE_BYTES as usize];
             let mut found = Vec::new();
             for (number, change) in changes.into_iter().enumerate() {
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn oldest_pieces_are_forgotten_first() {
-        let mut memory = Memory::default();
+        let mut memory = MemoryContents::default();
         for number in 0..=MAX_PIECES as u64 {
             memory.set(number * 16, 8, content(number));
         }
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn ranges_at_the_end_of_the_address_space_do_not_wrap() {
-        let mut memory = Memory::default();
+        let mut memory = MemoryContents::default();
         memory.set(u64::MAX - 4, 100, content(1));
         memory.forget(u64::MAX, u64::MAX);
         let mut found = Vec::new();

@@ -6,8 +6,8 @@
 //! says otherwise.
 
 use serde::{Deserialize, Serialize};
-use uncopy_core::policy::trials::Standing;
-use uncopy_core::policy::trials::catalogue::Name;
+use uncopy_core::policy::trials::FactorReport;
+use uncopy_core::policy::trials::catalogue::FactorName;
 
 /// Value of the field [`Profile::format`].
 pub const FORMAT: &str = "uncopy-profile";
@@ -84,11 +84,11 @@ pub struct Measurement {
 impl Measurement {
     /// Converts the standing of `factor`.
     #[must_use]
-    pub fn of(factor: usize, standing: &Standing) -> Self {
+    pub fn of(factor: usize, standing: &FactorReport) -> Self {
         let finite =
             |value: f64| Some(value).filter(|value| value.is_finite() && standing.radius.is_finite());
         Self {
-            what: Name(factor).to_string(),
+            what: FactorName(factor).to_string(),
             pairs: standing.pairs,
             ratio: finite(standing.ratio),
             low: finite(standing.ratio - standing.radius),

@@ -52,7 +52,7 @@ pub struct OpenStep {
     /// Destination minus source, if equal for all calls.
     pub shift: Option<i64>,
     /// True if source and destination overlap in all calls.
-    pub is_within: bool,
+    pub is_overlapping: bool,
     /// Descriptor of the last call, and the start and end of the contiguous range that it and the calls
     /// before read.
     last_read: (i32, u64, u64),
@@ -97,7 +97,7 @@ pub struct CallPart {
     /// Destination minus source of a copy.
     pub shift: Option<i64>,
     /// True if source and destination overlap.
-    pub is_within: bool,
+    pub is_overlapping: bool,
     /// True if the call would have been elided.
     pub is_elided: bool,
     /// End of the call in nanoseconds.
@@ -176,7 +176,7 @@ impl Operation {
                 bytes: 0,
                 ns: 0,
                 shift: part.shift,
-                is_within: part.call == Call::Copy,
+                is_overlapping: part.call == Call::Copy,
                 last_read: (part.fd, part.from.0, part.from.0),
             });
             self.steps.len() - 1
@@ -188,7 +188,7 @@ impl Operation {
         step.bytes = step.bytes.saturating_add(part.own_bytes);
         step.ns = step.ns.saturating_add(part.ns);
         step.shift = step.shift.filter(|shift| Some(*shift) == part.shift);
-        step.is_within &= part.is_within;
+        step.is_overlapping &= part.is_overlapping;
         let (fd, start, end) = step.last_read;
         let is_contiguous = fd == part.fd && end == part.from.0;
         step.last_read = (part.fd, if is_contiguous { start } else { part.from.0 }, part.from.1);
@@ -200,7 +200,7 @@ impl Operation {
                 step: index,
                 bytes: part.bytes,
                 own_bytes: part.own_bytes,
-                shift: part.shift.filter(|_| part.is_within),
+                shift: part.shift.filter(|_| part.is_overlapping),
                 thread: part.thread,
             });
         }

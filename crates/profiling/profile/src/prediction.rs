@@ -31,7 +31,7 @@ const LANE_PAGE_NS: u64 = 560;
 /// Predicts the effect of lanes from the bytes streamed between programs on this host; `None` if there were
 /// none.
 #[must_use]
-pub fn of_lanes(local_streams: impl Iterator<Item = LocalStreams>) -> Option<LanePrediction> {
+pub fn predict_lanes(local_streams: impl Iterator<Item = LocalStreams>) -> Option<LanePrediction> {
     let mut lanes = LanePrediction::default();
     for local_streams in local_streams {
         lanes.bytes = lanes.bytes.saturating_add(local_streams.large_bytes);
@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn lanes_save_on_large_parts_of_local_streams() {
-        assert_eq!(of_lanes([LocalStreams::default()].into_iter()), None);
+        assert_eq!(predict_lanes([LocalStreams::default()].into_iter()), None);
         let local_streams = |bytes, large_bytes| LocalStreams { bytes, large_bytes };
-        let lanes = of_lanes([local_streams(100, 0), local_streams(1 << 20, 1 << 19)].into_iter())
+        let lanes = predict_lanes([local_streams(100, 0), local_streams(1 << 20, 1 << 19)].into_iter())
             .expect("some bytes");
         assert_eq!((lanes.bytes, lanes.of_bytes), (1 << 19, (1 << 20) + 100));
         assert_eq!(lanes.saved_ns, 128 * LANE_PAGE_NS);

@@ -1,9 +1,9 @@
 //! The terminal report: a one-sentence summary, chains, counts, the predicted gain, copies that would stay
 //! and why, and the command to try next.
 
+use crate::format::{bytes, duration, one_line, percent};
 use crate::model::{Call, Operation, Profile, Site, Step};
-use crate::verdict::{Worth, program, verdict};
-use crate::words::{bytes, duration, one_line, percent};
+use crate::verdict::{Benefit, program_name, verdict};
 use std::fmt::Write as _;
 
 const MAX_CHAINS: usize = 4;
@@ -52,7 +52,7 @@ fn shown(profile: &Profile) -> Vec<&Operation> {
 /// Returns a one-sentence summary.
 #[must_use]
 pub fn sentence(profile: &Profile) -> String {
-    let program = program(profile);
+    let program = program_name(profile);
     let least = bytes(profile.min_size_bytes);
     let shown = shown(profile);
     // Pick the class with the most copied bytes; on a tie, such as no copies at all, the one that moves the most: `max_by_key` returns
@@ -107,7 +107,7 @@ fn chain(text: &mut String, profile: &Profile, operation: &Operation, width: usi
     let rows: Vec<[String; 6]> = operation.steps.iter().map(|step| cells(step, profile)).collect();
     let widths: Vec<usize> = (0..head.len())
         .map(|column| {
-            rows.iter().map(|row| length(&row[column])).chain([head[column].len()]).max().unwrap_or(0)
+            rows.iter().map(|row| len_chars(&row[column])).chain([head[column].len()]).max().unwrap_or(0)
         })
         .collect();
     let line = |cells: &[&str], last: &str, text: &mut String| {
@@ -118,7 +118,7 @@ fn chain(text: &mut String, profile: &Profile, operation: &Operation, width: usi
                 _ => write!(line, " {cell:<width$} "),
             };
         }
-        let indent = length(&line) + 1;
+        let indent = len_chars(&line) + 1;
         wrap(text, &format!("{line} "), last, indent, width);
     };
     line(&head, "call site", text);
@@ -185,7 +185,7 @@ fn counts(text: &mut String, shown: &[&Operation], others: usize) {
         .collect();
     let widths: Vec<usize> = (0..head.len())
         .map(|column| {
-            rows.iter().map(|row| length(&row[column])).chain([head[column].len()]).max().unwrap_or(0)
+            rows.iter().map(|row| len_chars(&row[column])).chain([head[column].len()]).max().unwrap_or(0)
         })
         .collect();
     let mut line = |cells: &[&str]| {
@@ -295,16 +295,18 @@ fn losers(text: &mut String, profile: &Profile, width: usize) {
 }
 
 fn next_command(profile: &Profile, file: &str) -> String {
-    let command: Vec<String> = profile.command.iter().map(|word| quoted(word)).collect();
+    let command: Vec<String> = profile.command.iter().map(|word| shell_quote(word)).collect();
     let command = command.join(" ");
-    match verdict(profile).worth {
-        Worth::Unknown => format!("Next: give it work while it is recorded:\n  uncopy profile -- {command}"),
-        Worth::Little => format!(
+    match verdict(profile).benefit {
+        Benefit::Unknown => {
+            format!("Next: give it work while it is recorded:\n  uncopy profile -- {command}")
+        }
+        Benefit::Little => format!(
             "uncopy would make little difference here. To see where the bytes go:\n  uncopy report {} --html {}",
-            quoted(file),
-            quoted(&html_name(file))
+            shell_quote(file),
+            shell_quote(&html_name(file))
         ),
-        Worth::Saves => format!("Next, with these copies elided:\n  uncopy run -- {command}"),
+        Benefit::Saves => format!("Next, with these copies elided:\n  uncopy run -- {command}"),
     }
 }
 
@@ -315,7 +317,7 @@ fn html_name(file: &str) -> String {
 
 /// Quotes a word for a shell.
 #[must_use]
-pub fn quoted(word: &str) -> String {
+pub fn shell_quote(word: &str) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./=:,+@%".contains(character);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
@@ -331,7 +333,7 @@ fn round(value: f64) -> u64 {
     value
 }
 
-pub(crate) fn length(text: &str) -> usize {
+pub(crate) fn len_chars(text: &str) -> usize {
     text.chars().count()
 }
 
@@ -353,7 +355,7 @@ pub(crate) fn paragraph(text: &mut String, words: &str, width: usize) {
 pub(crate) fn wrap(text: &mut String, start: &str, words: &str, indent: usize, width: usize) {
     let room = width.saturating_sub(indent).max(16);
     let mut line = start.to_owned();
-    let mut used = length(start).saturating_sub(indent);
+    let mut used = len_chars(start).saturating_sub(indent);
     let mut is_first = true;
     let mut emit = |line: &mut String| {
         let _ = writeln!(text, "{}", line.trim_end());
@@ -399,7 +401,7 @@ mod tests {
         for width in [80, 120] {
             let text = report(&sample(), "redis.json", width);
             for line in text.lines().filter(|line| !line.starts_with("  uncopy ")) {
-                assert!(length(line) <= width, "{line}");
+                assert!(len_chars(line) <= width, "{line}");
             }
             let whole = text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(
@@ -439,7 +441,7 @@ mod tests {
     fn long_names_are_wrapped_and_cut() {
         let mut text = String::new();
         wrap(&mut text, "  a ", &format!("{} {}", "b ".repeat(30), "c".repeat(100)), 4, 40);
-        assert!(text.lines().all(|line| length(line) <= 40), "{text}");
+        assert!(text.lines().all(|line| len_chars(line) <= 40), "{text}");
         assert_eq!(text.matches('c').count(), 100);
         assert_eq!(text.matches('b').count(), 30);
     }

@@ -37,7 +37,7 @@ pub mod session;
 mod stacks;
 mod switch;
 
-pub use stacks::{Stack, id_of};
+pub use stacks::{Stack, stack_id};
 pub use switch::{is_on, min_size_bytes};
 pub use uncopy_core::recording::{Call, Flags, Function, Object};
 
@@ -99,22 +99,22 @@ impl Timer {
 
     /// Records a copy that has completed. `flags` has SAMPLED if the engine made the copy.
     #[inline(always)]
-    pub fn copied(self, function: Function, to: usize, from: usize, len_bytes: usize, flags: Flags) {
+    pub fn record_copy(self, function: Function, to: usize, from: usize, len_bytes: usize, flags: Flags) {
         let end = clock::ticks();
         let stack = Stack::here();
-        self.record_copy(end, stack, Call::Copy, (function, flags), [to, from, len_bytes]);
+        self.publish_move(end, stack, Call::Copy, (function, flags), [to, from, len_bytes]);
     }
 
     /// Records bytes that were moved by remapping pages instead of copying.
     #[inline(always)]
-    pub fn relocated(self, function: Function, to: usize, from: usize, len_bytes: usize) {
+    pub fn record_relocation(self, function: Function, to: usize, from: usize, len_bytes: usize) {
         let end = clock::ticks();
         let stack = Stack::here();
-        self.record_copy(end, stack, Call::Relocate, (function, Flags::default()), [to, from, len_bytes]);
+        self.publish_move(end, stack, Call::Relocate, (function, Flags::default()), [to, from, len_bytes]);
     }
 
     #[inline(never)]
-    fn record_copy(
+    fn publish_move(
         self,
         end: u64,
         stack: Stack,
@@ -123,7 +123,7 @@ impl Timer {
         [to, from, len]: [usize; 3],
     ) {
         let Some(area) = session::area() else { return };
-        let (start_ns, duration_ns) = clock::span(self.start, end);
+        let (start_ns, duration_ns) = clock::start_and_duration_ns(self.start, end);
         ring::publish(
             area,
             Event {
@@ -146,7 +146,7 @@ impl Timer {
 
     /// Records an input or output of one buffer; `done` is the call's return value.
     #[inline(always)]
-    pub fn transferred(self, transfer: Transfer, address: usize, len_bytes: usize, done: isize) {
+    pub fn record_transfer(self, transfer: Transfer, address: usize, len_bytes: usize, done: isize) {
         let end = clock::ticks();
         if usize::try_from(done).is_ok_and(|done| done >= min_size_bytes()) {
             let stack = Stack::here();
@@ -160,13 +160,7 @@ impl Timer {
     /// # Safety
     /// If `done` is above 0, `vector` must point to `count` parts.
     #[inline(always)]
-    pub unsafe fn transferred_parts(
-        self,
-        transfer: Transfer,
-        vector: *const Part,
-        count: usize,
-        done: isize,
-    ) {
+    pub unsafe fn record_parts(self, transfer: Transfer, vector: *const Part, count: usize, done: isize) {
         let end = clock::ticks();
         if usize::try_from(done).is_ok_and(|done| done >= min_size_bytes()) {
             let stack = Stack::here();
@@ -180,7 +174,7 @@ impl Timer {
 
     /// Records several messages. Each item has the message's parts and the number of bytes transferred.
     #[inline(always)]
-    pub fn transferred_messages<'a>(
+    pub fn record_messages<'a>(
         self,
         transfer: Transfer,
         messages: impl Iterator<Item = (impl FnOnce() -> &'a [Part], usize)> + Clone,
@@ -201,7 +195,7 @@ impl Timer {
     #[inline(never)]
     fn record(self, end: u64, stack: Stack, transfer: Transfer, parts: &[Part], done_bytes: usize) {
         let Some(area) = session::area() else { return };
-        let (start_ns, duration_ns) = clock::span(self.start, end);
+        let (start_ns, duration_ns) = clock::start_and_duration_ns(self.start, end);
         let is_input = transfer.call == Call::Input;
         let mut event = Event {
             sequence: 0,
@@ -236,7 +230,7 @@ impl Timer {
 
     /// Records bytes that the kernel moved from one descriptor to another, as an input and an output.
     #[inline(always)]
-    pub fn passed(self, function: Function, from_fd: ProgramFd, to_fd: ProgramFd, done: isize) {
+    pub fn record_fd_transfer(self, function: Function, from_fd: ProgramFd, to_fd: ProgramFd, done: isize) {
         let end = clock::ticks();
         if usize::try_from(done).is_ok_and(|done| done >= min_size_bytes()) {
             self.record_passed(end, Stack::here(), function, [from_fd, to_fd], done as u64);
@@ -246,7 +240,7 @@ impl Timer {
     #[inline(never)]
     fn record_passed(self, end: u64, stack: Stack, function: Function, fds: [ProgramFd; 2], len_bytes: u64) {
         let Some(area) = session::area() else { return };
-        let (start_ns, duration_ns) = clock::span(self.start, end);
+        let (start_ns, duration_ns) = clock::start_and_duration_ns(self.start, end);
         let thread = uncopy_sys::lock::thread_id();
         let stack = stack.id(area);
         for (index, fd) in fds.into_iter().enumerate() {
@@ -277,7 +271,7 @@ impl Timer {
 /// Records that the contents of a range are discarded. Must be called before the range is released, so that
 /// this event precedes those of the range's next owner.
 #[inline]
-pub fn forget(function: Function, address: usize, len_bytes: usize) {
+pub fn record_discard(function: Function, address: usize, len_bytes: usize) {
     if len_bytes >= min_size_bytes() && is_on() {
         record_forget(function, address, len_bytes);
     }
@@ -287,7 +281,7 @@ pub fn forget(function: Function, address: usize, len_bytes: usize) {
 fn record_forget(function: Function, address: usize, len_bytes: usize) {
     // If nothing has been recorded yet, no event can refer to the range.
     let Some(area) = session::area_in_use() else { return };
-    let (start_ns, _) = clock::span(clock::ticks(), 0);
+    let (start_ns, _) = clock::start_and_duration_ns(clock::ticks(), 0);
     ring::publish(
         area,
         Event {

@@ -6,10 +6,10 @@
 use crate::session;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uncopy_core::recording::Object;
-use uncopy_fdtable::{self as fdtable, Feature, Follower};
+use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_sys::clock;
 use uncopy_sys::descriptor::{Descriptor as _, ProgramFd};
-use uncopy_sys::fd::{Peer, peer};
+use uncopy_sys::fd::{PeerKind, peer_kind};
 use uncopy_sys::socket;
 
 const ENTRIES: usize = 1024;
@@ -25,7 +25,7 @@ fn key(fd: ProgramFd, moment: u32) -> u64 {
 pub fn of(fd: ProgramFd, is_socket: bool, now: u64) -> Object {
     let entry = &CACHE[fd.slot(ENTRIES)];
     let known = entry.load(Relaxed);
-    let key = key(fd, clock::coarse(now));
+    let key = key(fd, clock::coarse_ticks(now));
     if known & !0xFF == key
         && let Some(object) = Object::from_code(known as u8)
         && object != Object::None
@@ -38,35 +38,35 @@ pub fn of(fd: ProgramFd, is_socket: bool, now: u64) -> Object {
 #[cold]
 #[inline(never)]
 fn query(entry: &AtomicU64, key: u64, fd: ProgramFd, is_socket: bool) -> Object {
-    if session::is_confined() {
+    if session::has_stopped_system_calls() {
         let known = entry.load(Relaxed);
         let known = Object::from_code(known as u8).filter(|_| known >> 32 == key >> 32);
         let likely = if is_socket { Object::Socket } else { Object::Other };
         return known.filter(|object| *object != Object::None).unwrap_or(likely);
     }
-    let _errno = uncopy_sys::errno::Keep::new();
-    let object = match peer(fd) {
-        Peer::Stream if socket::is_on_this_host(fd) => Object::Near,
-        Peer::Stream => Object::Socket,
-        Peer::Packets => Object::Datagram,
-        Peer::File => Object::File,
-        Peer::Pipe => Object::Pipe,
-        Peer::Terminal => Object::Terminal,
+    let _errno = uncopy_sys::errno::SavedErrno::new();
+    let object = match peer_kind(fd) {
+        PeerKind::Stream if socket::is_on_this_host(fd) => Object::Near,
+        PeerKind::Stream => Object::Socket,
+        PeerKind::Packets => Object::Datagram,
+        PeerKind::File => Object::File,
+        PeerKind::Pipe => Object::Pipe,
+        PeerKind::Terminal => Object::Terminal,
         // Another thread has closed the descriptor since the call.
-        Peer::Other if is_socket => Object::Socket,
-        Peer::Other => Object::Other,
+        PeerKind::Other if is_socket => Object::Socket,
+        PeerKind::Other => Object::Other,
     };
     entry.store(key | object as u64, Relaxed);
-    fdtable::follow(Feature::Record, &FOLLOWER);
-    fdtable::note(Feature::Record, fd);
+    fdtable::register(Feature::Record, &FD_CALLBACKS);
+    fdtable::track(Feature::Record, fd);
     object
 }
 
-static FOLLOWER: Follower = Follower {
-    closed: |fd| {
-        fdtable::forget(Feature::Record, fd);
+static FD_CALLBACKS: FdCallbacks = FdCallbacks {
+    on_close: |fd| {
+        fdtable::untrack(Feature::Record, fd);
         CACHE[fd.slot(ENTRIES)].store(0, Relaxed);
     },
-    duplicated: |_, _| {},
-    passed: |_| {},
+    on_dup: |_, _| {},
+    on_pass: |_| {},
 };

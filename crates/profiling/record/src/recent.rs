@@ -56,7 +56,7 @@ pub(crate) fn id(area: Area, start: Registers, began_ns: u64, intern: fn(Area, &
     // SAFETY: the swap above changed `is_in_use` from false to true, so this thread has exclusive access to
     // the entries until it clears the flag below.
     let entry = unsafe { &mut (&mut *shard.entries.get())[index_of(start)] };
-    if entry.began_ns != began_ns || !entry.trace.holds(start) {
+    if entry.began_ns != began_ns || !entry.trace.matches(start) {
         refill(area, start, entry, intern);
         entry.began_ns = began_ns;
     }

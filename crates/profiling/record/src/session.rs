@@ -33,10 +33,10 @@ use uncopy_core::recording::{
 use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::filter::Feature;
+use uncopy_sys::filter::CallGroup;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::mem::{self, Advice, Reservation};
-use uncopy_sys::{awake, filter, ids, thread};
+use uncopy_sys::{features, filter, ids, thread};
 
 const NONE: u32 = 0;
 const CREATING: u32 = 1;
@@ -79,18 +79,18 @@ fn directory() -> &'static CStr {
 
 /// Callbacks for changes of the session.
 #[derive(Clone, Copy, Debug)]
-pub struct Watcher {
+pub struct SessionCallbacks {
     /// Called when a recording has begun or ended, so that gates are updated.
-    pub changed: fn(),
+    pub on_change: fn(),
     /// Called with the reason if this process cannot record.
-    pub failed: fn(&str),
+    pub on_failure: fn(&str),
 }
 
-static WATCHER: OnceLock<Watcher> = OnceLock::new();
+static CALLBACKS: OnceLock<SessionCallbacks> = OnceLock::new();
 
 /// Registers the callbacks. Must be called once, before other threads exist.
-pub fn watch(watcher: Watcher) {
-    let _ = WATCHER.set(watcher);
+pub fn set_callbacks(callbacks: SessionCallbacks) {
+    let _ = CALLBACKS.set(callbacks);
 }
 
 fn state() -> Option<&'static State> {
@@ -138,12 +138,12 @@ pub(crate) fn began_ns() -> u64 {
 /// True if the process may no longer make system calls.
 #[inline]
 #[must_use]
-pub fn is_confined() -> bool {
+pub fn has_stopped_system_calls() -> bool {
     IS_CONFINED.load(Relaxed)
 }
 
 /// Stops making system calls, which the program is about to forbid. Recording continues where possible.
-pub fn confine() {
+pub fn stop_system_calls() {
     if let Some(state) = state()
         && is_on()
     {
@@ -151,7 +151,7 @@ pub fn confine() {
         let _ = if state.stage.load(Acquire) == READY { None } else { open(state) };
     }
     IS_CONFINED.store(true, Relaxed);
-    uncopy_unwind::confine();
+    uncopy_unwind::stop_system_calls();
 }
 
 /// Starts recording events of at least `min_size_bytes` into a new file in `directory`, an absolute path.
@@ -159,16 +159,16 @@ pub fn confine() {
 ///
 /// Must not be called concurrently: the loading thread calls it, later the handler thread.
 pub fn begin(directory: &[u8], min_size_bytes: usize) {
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     let _critical = Critical::enter();
     end();
     if directory.is_empty() || directory.len() > MAX_DIRECTORY_BYTES || directory[0] != b'/' {
         return fail("the directory's path is not absolute, or too long");
     }
-    if !(filter::allows(Feature::Files) && filter::allows(Feature::Clock)) {
+    if !(filter::allows(CallGroup::Files) && filter::allows(CallGroup::Clock)) {
         return fail("a seccomp filter does not let it through");
     }
-    clock::begin();
+    clock::begin_calibration();
     hide_own_frames();
     if let Err(errno) = reserve() {
         return fail_with("no addresses", errno);
@@ -183,7 +183,7 @@ pub fn begin(directory: &[u8], min_size_bytes: usize) {
         state.stage.store(if created.is_ok() { MAPPED } else { FAILED }, Release);
         match created {
             Ok(()) => {
-                awake::wake();
+                features::set_active();
                 MIN_SIZE_BYTES.store(min_size_bytes.max(1), Release);
                 changed();
             }
@@ -219,7 +219,7 @@ pub fn end() {
 
 /// Closes the recording when the process exits normally.
 pub fn exit() {
-    let Some(state) = state().filter(|_| is_on() && !is_confined()) else { return };
+    let Some(state) = state().filter(|_| is_on() && !has_stopped_system_calls()) else { return };
     match state.stage.load(Acquire) {
         READY => close(Phase::Exited),
         MAPPED => remove(state),
@@ -229,8 +229,8 @@ pub fn exit() {
 
 /// Switches a forked child to a file of its own. Must run before any of the program's code in the child.
 pub fn in_child() {
-    let Some(state) = state().filter(|_| is_on() && !is_confined()) else { return };
-    let _errno = uncopy_sys::errno::Keep::new();
+    let Some(state) = state().filter(|_| is_on() && !has_stopped_system_calls()) else { return };
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     // Already cleared by the kernel, unless the kernel does not support MADV_WIPEONFORK.
     state.stage.store(CREATING, Relaxed);
     EARLY_DROPS.store(0, Relaxed);
@@ -266,7 +266,7 @@ fn open(state: &'static State) -> Option<Area> {
     if !is_on() || uncopy_sys::lock::thread_id() == 0 {
         return None;
     }
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     let _critical = Critical::enter();
     for _ in 0..MAX_PAUSES {
         let stage = state.stage.load(Acquire);
@@ -274,7 +274,7 @@ fn open(state: &'static State) -> Option<Area> {
             READY => return Some(mapping()),
             FAILED => return None,
             CREATING => thread::pause(),
-            _ if is_confined() => {
+            _ if has_stopped_system_calls() => {
                 state.stage.store(FAILED, Release);
                 return None;
             }
@@ -306,13 +306,13 @@ fn open(state: &'static State) -> Option<Area> {
 fn hide_own_frames() {
     let own = hide_own_frames as *const () as usize;
     if let Some((module, _)) = uncopy_unwind::module_at(own, &mut []) {
-        uncopy_unwind::hide(module.start, module.end);
+        uncopy_unwind::exclude_range(module.start, module.end);
     }
 }
 
 /// Resolves the loader's functions for unwinding, at load time because this takes the loader's locks.
 pub fn prepare() {
-    uncopy_unwind::begin();
+    uncopy_unwind::init();
 }
 
 /// Reserves addresses for the mapping and allocates the state, once per process.
@@ -343,7 +343,7 @@ fn map_file(state: &State) -> Result<(), Errno> {
             base,
         )
     }?;
-    Reservation::part_of_ours(base, FILE_BYTES).advise(base, FILE_BYTES, Advice::NotInCoreDumps);
+    Reservation::from_existing(base, FILE_BYTES).advise(base, FILE_BYTES, Advice::NotInCoreDumps);
     state.began_ns.store(began_ns, Relaxed);
     Ok(())
 }
@@ -352,14 +352,14 @@ fn map_file(state: &State) -> Result<(), Errno> {
 fn fill(state: &State) -> Result<(), Errno> {
     // Populating fails if there is no space; touching such a page later would raise SIGBUS.
     mem::populate(BASE.load(Relaxed), FILE_BYTES)?;
-    clock::settle();
+    clock::finish_calibration();
     let area = mapping();
     let set = |offset: usize, value: u64| area.word(offset).store(value, Relaxed);
     set(PID_OFFSET, u64::from(std::process::id()));
     set(PARENT_OFFSET, u64::from(ids::parent()));
     set(BEGAN_OFFSET, state.began_ns.load(Relaxed));
     set(MIN_SIZE_OFFSET, MIN_SIZE_BYTES.load(Relaxed) as u64);
-    set(CLOCK_OFFSET, if clock::is_counter() { Clock::Counter } else { Clock::Monotonic } as u64);
+    set(CLOCK_OFFSET, if clock::uses_counter() { Clock::Counter } else { Clock::Monotonic } as u64);
     set(PHASE_OFFSET, Phase::Recording as u64);
     set(STACK_WORDS_USED_OFFSET, 1);
     set(SAMPLED_OFFSET, SAMPLED.load(Relaxed));
@@ -389,8 +389,8 @@ fn remove(state: &State) {
 }
 
 fn changed() {
-    if let Some(watcher) = WATCHER.get() {
-        (watcher.changed)();
+    if let Some(callbacks) = CALLBACKS.get() {
+        (callbacks.on_change)();
     }
 }
 
@@ -403,10 +403,10 @@ fn fail_with(what: &str, errno: Errno) {
 fn fail(why: &str) {
     MIN_SIZE_BYTES.store(usize::MAX, Release);
     changed();
-    if let Some(watcher) = WATCHER.get() {
+    if let Some(callbacks) = CALLBACKS.get() {
         let mut text = Text::<192>::new();
         let _ = write!(text, "nothing is recorded: {why}");
-        (watcher.failed)(text.as_str());
+        (callbacks.on_failure)(text.as_str());
     }
 }
 

@@ -36,7 +36,7 @@ impl Stack {
 
 /// Returns the stack's id in the current recording, or 0 if there is none or the stack is unknown.
 #[must_use]
-pub fn id_of(stack: Stack) -> u32 {
+pub fn stack_id(stack: Stack) -> u32 {
     session::area().map_or(0, |area| stack.id(area))
 }
 
@@ -120,10 +120,10 @@ fn add_module(area: Area, address: usize) {
         let at = |word: usize| area.word(MODULES_OFFSET + index * MODULE_BYTES + 8 * word).load(Relaxed);
         (at(0)..at(1)).contains(&(address as u64))
     });
-    if is_known || session::is_confined() {
+    if is_known || session::has_stopped_system_calls() {
         return;
     }
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     let mut path = [0; PATH_CAPACITY_BYTES];
     let Some((module, path_len_bytes)) = module_at(address, &mut path) else { return };
     let fits = |used: u64| Some(used + 1).filter(|used| *used <= MODULES as u64);

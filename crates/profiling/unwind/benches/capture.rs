@@ -2,7 +2,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
-use uncopy_unwind::{FRAMES, Registers, begin, capture, forget};
+use uncopy_unwind::{MAX_FRAMES, Registers, capture, init, invalidate_cache};
 
 /// Calls `section` in a frame that is `levels` calls deeper, passing `most` on.
 #[inline(never)]
@@ -15,11 +15,11 @@ fn below(levels: usize, most: usize, section: &mut dyn FnMut(usize)) -> usize {
 }
 
 fn captures(criterion: &mut Criterion) {
-    begin();
-    let mut frames = [0; FRAMES];
+    init();
+    let mut frames = [0; MAX_FRAMES];
     for most in [1, 8, 32] {
         criterion.bench_function(&format!("capture {most} frames, known"), |bencher| {
-            below(FRAMES, most, &mut |most| {
+            below(MAX_FRAMES, most, &mut |most| {
                 bencher.iter(|| {
                     assert_eq!(capture(Registers::here(), &mut frames[..most]), most);
                     black_box(&frames);
@@ -28,9 +28,9 @@ fn captures(criterion: &mut Criterion) {
         });
     }
     criterion.bench_function("capture 8 frames, unknown", |bencher| {
-        below(FRAMES, 8, &mut |most| {
+        below(MAX_FRAMES, 8, &mut |most| {
             bencher.iter(|| {
-                forget();
+                invalidate_cache();
                 assert_eq!(capture(Registers::here(), &mut frames[..most]), most);
             });
         });

@@ -13,14 +13,14 @@ use uncopy_sys::readable::is_readable;
 const WORD: usize = size_of::<usize>();
 
 /// The readable part of the stack being unwound.
-pub struct Memory<'a> {
+pub struct StackMemory<'a> {
     known: Range<usize>,
     may_ask: bool,
     /// Trace in which reads are recorded.
     pub trace: Option<&'a mut Trace>,
 }
 
-impl<'a> Memory<'a> {
+impl<'a> StackMemory<'a> {
     /// Returns the memory around a stack pointer that is in use. If `may_ask` is false, the kernel is not
     /// asked for the bounds of the thread's own stack.
     #[inline]
@@ -57,16 +57,16 @@ impl<'a> Memory<'a> {
     pub fn bp(&mut self, address: usize) -> Option<usize> {
         let value = self.peek(address)?;
         if let Some(trace) = &mut self.trace {
-            trace.bp_from(address);
+            trace.record_bp_load(address);
         }
         Some(value)
     }
 
     /// Traces that unwinding depends on `bp`, and returns `bp`.
     #[inline]
-    pub fn uses_bp(&mut self, bp: usize) -> usize {
+    pub fn record_bp_use(&mut self, bp: usize) -> usize {
         if let Some(trace) = &mut self.trace {
-            trace.uses_bp(bp);
+            trace.record_bp_use(bp);
         }
         bp
     }
@@ -94,7 +94,7 @@ const fn next_page(address: usize) -> usize {
 #[inline]
 fn own_stack(sp: usize, may_ask: bool) -> Option<Range<usize>> {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    return uncopy_sys::stack::around(sp, may_ask);
+    return uncopy_sys::stack::mapped_range(sp, may_ask);
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     {
         let _ = (sp, may_ask);

@@ -1,6 +1,6 @@
 //! Identifies the object of a frame, so that functions can be symbolised after the program has ended.
 
-use crate::list::{read_i32, read_usize};
+use crate::link_map::{read_i32, read_usize};
 use crate::objects;
 use uncopy_sys::peek::{peek, word};
 use uncopy_sys::procmap;
@@ -31,7 +31,7 @@ pub struct Module {
 /// first sight of an address.
 #[must_use]
 pub fn module_at(address: usize, path: &mut [u8]) -> Option<(Module, usize)> {
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     let object = objects::find(address)?;
     let (build_id, build_id_len_bytes) = build_id(object.start, object.bias).unwrap_or_default();
     let path_len_bytes = match procmap::file_at(address, path) {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_program_and_libc_are_found_by_their_paths() {
-        crate::begin();
+        crate::init();
         let mut path = [0; 512];
         let (module, len) = module_at(module_at as *const () as usize, &mut path).expect("an object");
         let own = std::env::current_exe().expect("a path");

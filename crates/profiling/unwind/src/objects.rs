@@ -6,7 +6,7 @@
 //! or on older glibc from the debugger's list of objects. Tables are read through the kernel
 //! ([`uncopy_sys::peek`]), which returns an error for memory that is unmapped.
 
-use crate::list::{self, Object, read_i32};
+use crate::link_map::{self, Object, read_i32};
 use crate::tables::Entry;
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
@@ -31,7 +31,7 @@ static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 static DEBUG: AtomicUsize = AtomicUsize::new(0);
 
 /// Resolves the loader symbols that [`find`] uses. Takes the loader's locks.
-pub fn begin() {
+pub fn init() {
     // SAFETY: dlsym(3) needs a valid handle, as RTLD_DEFAULT is, and NUL-terminated names, as C literals are.
     unsafe {
         let find_object = libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr());
@@ -43,7 +43,7 @@ pub fn begin() {
 pub fn find(address: usize) -> Option<Object> {
     let function = FIND_OBJECT.load(Relaxed);
     if function == 0 {
-        return list::find(DEBUG.load(Relaxed), address);
+        return link_map::find(DEBUG.load(Relaxed), address);
     }
     // SAFETY: the nonzero address comes from dlsym("_dl_find_object"), so it is glibc's function of this
     // type.

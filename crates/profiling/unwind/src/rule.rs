@@ -10,7 +10,7 @@
 
 /// Location of the caller's rbp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Saved {
+pub enum BpLocation {
     /// Still in rbp, or undefined.
     Same,
     /// At CFA + offset.
@@ -38,7 +38,7 @@ pub enum Rule {
         /// Offset from the base register in bytes.
         offset: i32,
         /// Location of the caller's rbp.
-        bp: Saved,
+        bp: BpLocation,
     },
     /// A signal trampoline: rsp points to the kernel's `struct rt_sigframe`, without the return address.
     Signal,
@@ -63,9 +63,9 @@ impl Rule {
             return if self == Self::Signal { SIGNAL } else { END };
         };
         let (saved, at) = match bp {
-            Saved::Same => (0, 0),
-            Saved::AtCfa(at) => (SAVED_AT_CFA, at),
-            Saved::AtBp(at) => (SAVED_AT_BP, at),
+            BpLocation::Same => (0, 0),
+            BpLocation::AtCfa(at) => (SAVED_AT_CFA, at),
+            BpLocation::AtBp(at) => (SAVED_AT_BP, at),
         };
         if at >> (SAVED_BITS - 1) != at >> 31 {
             return END;
@@ -89,9 +89,9 @@ impl Rule {
                     is_stored: word & STORED != 0,
                     offset: ((word >> 32) as u32).cast_signed(),
                     bp: match word & (SAVED_AT_CFA | SAVED_AT_BP) {
-                        SAVED_AT_CFA => Saved::AtCfa(at),
-                        SAVED_AT_BP => Saved::AtBp(at),
-                        _ => Saved::Same,
+                        SAVED_AT_CFA => BpLocation::AtCfa(at),
+                        SAVED_AT_BP => BpLocation::AtBp(at),
+                        _ => BpLocation::Same,
                     },
                 }
             }
@@ -116,7 +116,7 @@ mod tests {
             kind in 0..3usize,
         ) {
             let base = if from_bp { Base::Bp } else { Base::Sp };
-            let bp = [Saved::Same, Saved::AtCfa(at), Saved::AtBp(at)][kind];
+            let bp = [BpLocation::Same, BpLocation::AtCfa(at), BpLocation::AtBp(at)][kind];
             let rule = Rule::Frame { base, is_stored, offset, bp };
             prop_assert_eq!(Rule::unpack(rule.pack()), rule);
             prop_assert_ne!(rule.pack(), 0);
@@ -126,8 +126,8 @@ mod tests {
     #[test]
     fn offsets_that_do_not_fit_end_the_stack() {
         let far = |bp| Rule::Frame { base: Base::Sp, is_stored: false, offset: 8, bp };
-        assert_eq!(Rule::unpack(far(Saved::AtCfa(1 << 23)).pack()), Rule::End);
-        assert_eq!(Rule::unpack(far(Saved::AtBp(-(1 << 23) - 1)).pack()), Rule::End);
+        assert_eq!(Rule::unpack(far(BpLocation::AtCfa(1 << 23)).pack()), Rule::End);
+        assert_eq!(Rule::unpack(far(BpLocation::AtBp(-(1 << 23) - 1)).pack()), Rule::End);
         assert_eq!(Rule::unpack(Rule::Signal.pack()), Rule::Signal);
         assert_eq!(Rule::unpack(Rule::End.pack()), Rule::End);
         assert_eq!(Rule::unpack(0), Rule::End);

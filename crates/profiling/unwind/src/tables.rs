@@ -2,7 +2,7 @@
 //!
 //! The formats are specified in DWARF 5 (§6.4) and the Linux Standard Base (core generic, §10.6).
 
-use crate::rule::{Base, Rule, Saved};
+use crate::rule::{Base, BpLocation, Rule};
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule,
     UnwindContext, UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
@@ -69,10 +69,10 @@ fn find_rule(entry: &Entry<'_>, ip: usize, at: usize, context: &mut Context) -> 
         Value::Constant(_) => return None,
     };
     let bp = match row.register(X86_64::RBP) {
-        None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => Saved::Same,
-        Some(RegisterRule::Offset(at)) => Saved::AtCfa(i32::try_from(at).ok()?),
+        None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => BpLocation::Same,
+        Some(RegisterRule::Offset(at)) => BpLocation::AtCfa(i32::try_from(at).ok()?),
         Some(RegisterRule::Expression(expression)) => match evaluator.value(&expression)? {
-            Value::Register(Base::Bp, at) => Saved::AtBp(i32::try_from(at).ok()?),
+            Value::Register(Base::Bp, at) => BpLocation::AtBp(i32::try_from(at).ok()?),
             _ => return None,
         },
         Some(_) => return None,
@@ -239,7 +239,7 @@ mod tests {
         rule(&entry, ip, ip, &mut Context::new_in())
     }
 
-    fn frame(base: Base, offset: i32, bp: Saved) -> Rule {
+    fn frame(base: Base, offset: i32, bp: BpLocation) -> Rule {
         Rule::Frame { base, is_stored: false, offset, bp }
     }
 
@@ -247,9 +247,9 @@ mod tests {
     fn a_prologue_with_a_frame_pointer() {
         // push rbp (1 byte): CFA = rsp + 16, rbp at CFA - 16; mov rbp, rsp (3 bytes): CFA = rbp + 16.
         let (bytes, at) = entry(b"zR", &[0x41, 0x0E, 16, 0x86, 2, 0x43, 0x0D, 6]);
-        assert_eq!(rule_of(&bytes, at, CODE), frame(Base::Sp, 8, Saved::Same));
-        assert_eq!(rule_of(&bytes, at, CODE + 1), frame(Base::Sp, 16, Saved::AtCfa(-16)));
-        assert_eq!(rule_of(&bytes, at, CODE + 255), frame(Base::Bp, 16, Saved::AtCfa(-16)));
+        assert_eq!(rule_of(&bytes, at, CODE), frame(Base::Sp, 8, BpLocation::Same));
+        assert_eq!(rule_of(&bytes, at, CODE + 1), frame(Base::Sp, 16, BpLocation::AtCfa(-16)));
+        assert_eq!(rule_of(&bytes, at, CODE + 255), frame(Base::Bp, 16, BpLocation::AtCfa(-16)));
         assert_eq!(rule_of(&bytes, at, CODE + 256), Rule::End);
         assert_eq!(rule_of(&bytes, at, CODE - 1), Rule::End);
     }
@@ -259,15 +259,15 @@ mod tests {
         // DW_CFA_def_cfa_expression: breg7 8; breg16 0; lit15; and; lit11; ge; lit3; shl; plus.
         let expression = [0x0F, 11, 0x77, 8, 0x80, 0, 0x3F, 0x1A, 0x3B, 0x2A, 0x33, 0x24, 0x22];
         let (bytes, at) = entry(b"zR", &expression);
-        assert_eq!(rule_of(&bytes, at, CODE + 10), frame(Base::Sp, 8, Saved::Same));
-        assert_eq!(rule_of(&bytes, at, CODE + 11), frame(Base::Sp, 16, Saved::Same));
+        assert_eq!(rule_of(&bytes, at, CODE + 10), frame(Base::Sp, 8, BpLocation::Same));
+        assert_eq!(rule_of(&bytes, at, CODE + 11), frame(Base::Sp, 16, BpLocation::Same));
     }
 
     #[test]
     fn a_function_that_aligns_its_stack() {
         // CFA = *(rbp - 8), rbp at rbp + 0.
         let (bytes, at) = entry(b"zR", &[0x0F, 3, 0x76, 0x78, 0x06, 0x10, 6, 2, 0x76, 0]);
-        let expected = Rule::Frame { base: Base::Bp, is_stored: true, offset: -8, bp: Saved::AtBp(0) };
+        let expected = Rule::Frame { base: Base::Bp, is_stored: true, offset: -8, bp: BpLocation::AtBp(0) };
         assert_eq!(rule_of(&bytes, at, CODE), expected);
     }
 

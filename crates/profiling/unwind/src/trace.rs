@@ -9,18 +9,18 @@ use crate::registers::Registers;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Maximum frames of a captured stack.
-pub const FRAMES: usize = 64;
+pub const MAX_FRAMES: usize = 64;
 
 /// Part of every cache key. Incremented when an object is unloaded, which invalidates all rules.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Maximum words that a trace records; a longer unwind is not repeatable.
 pub const MAX_READS: usize = 40;
 
-pub fn forget() {
+pub fn invalidate_cache() {
     GENERATION.fetch_add(1, Relaxed);
 }
 
-/// Returns a number that changes with every [`forget`].
+/// Returns a number that changes with every [`invalidate_cache`].
 #[inline]
 pub fn generation() -> u64 {
     GENERATION.load(Relaxed)
@@ -79,13 +79,13 @@ impl Trace {
 
     /// Records that `rbp` was loaded from `address`.
     #[inline]
-    pub(crate) fn bp_from(&mut self, address: usize) {
+    pub(crate) fn record_bp_load(&mut self, address: usize) {
         self.bp_from = address;
     }
 
     /// Records that the unwind depends on the value of `rbp`.
     #[inline]
-    pub(crate) fn uses_bp(&mut self, bp: usize) {
+    pub(crate) fn record_bp_use(&mut self, bp: usize) {
         match self.bp_from {
             0 => self.needs_bp = true,
             address => self.record_read(address, bp),
@@ -100,7 +100,7 @@ impl Trace {
     /// True if an unwind from `start` would give the same stack. Reads only the calling thread's own stack.
     #[inline]
     #[must_use]
-    pub fn holds(&self, start: Registers) -> bool {
+    pub fn matches(&self, start: Registers) -> bool {
         self.is_repeatable
             && (self.start.ip, self.start.sp) == (start.ip, start.sp)
             && (!self.needs_bp || self.start.bp == start.bp)
@@ -108,7 +108,7 @@ impl Trace {
             && self.is_on_own_stack(start.sp)
             && self.reads[..self.count].iter().all(|(address, value)| {
                 // SAFETY: `is_on_own_stack` has checked that all recorded addresses lie on the calling thread's own
-                // stack, which stays mapped while the thread runs. `Memory` has only recorded aligned
+                // stack, which stays mapped while the thread runs. `StackMemory` has only recorded aligned
                 // addresses.
                 unsafe { (*address as *const usize).read_volatile() == *value }
             })
@@ -118,7 +118,7 @@ impl Trace {
     #[inline]
     fn is_on_own_stack(&self, sp: usize) -> bool {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
-        return uncopy_sys::stack::around(sp, false)
+        return uncopy_sys::stack::mapped_range(sp, false)
             .is_some_and(|own| own.start <= self.range.0 && self.range.1 + size_of::<usize>() <= own.end);
         #[cfg(not(all(target_arch = "x86_64", not(loom))))]
         {

@@ -1,10 +1,10 @@
 //! Unwinds from frame to frame.
 
 use crate::cache::Cache;
-use crate::memory::Memory;
+use crate::memory::StackMemory;
 use crate::objects::{self, BUFFER_BYTES, Search};
 use crate::registers::Registers;
-use crate::rule::{Base, Rule, Saved};
+use crate::rule::{Base, BpLocation, Rule};
 use crate::tables::{self, Context, sigframe};
 use crate::trace::{Trace, generation};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -17,16 +17,16 @@ static CONFINED: AtomicBool = AtomicBool::new(false);
 static EXCLUDED: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
 /// Maximum frames visited, including hidden ones.
-const MAX_VISITED: usize = crate::trace::FRAMES + 24;
+const MAX_VISITED: usize = crate::trace::MAX_FRAMES + 24;
 /// Bits of a user-space address, plus one.
 const ADDRESS_BITS: u32 = 48;
 
-pub fn hide(start: usize, end: usize) {
+pub fn exclude_range(start: usize, end: usize) {
     EXCLUDED.0.store(start, Relaxed);
     EXCLUDED.1.store(end.saturating_sub(start), Relaxed);
 }
 
-pub fn confine() {
+pub fn stop_system_calls() {
     CONFINED.store(true, Relaxed);
 }
 
@@ -45,8 +45,8 @@ fn walk(start: Registers, frames: &mut [usize], trace: Option<&mut Trace>) -> us
     let may_ask = !CONFINED.load(Relaxed);
     let generation = generation() << (ADDRESS_BITS + 1);
     let (hidden, hidden_len) = (EXCLUDED.0.load(Relaxed), EXCLUDED.1.load(Relaxed));
-    let max_frames = frames.len().min(crate::trace::FRAMES);
-    let mut memory = Memory::around(start.sp, may_ask, trace);
+    let max_frames = frames.len().min(crate::trace::MAX_FRAMES);
+    let mut memory = StackMemory::around(start.sp, may_ask, trace);
     let mut scratch = Scratch(None);
     let mut at = start;
     // True if `ip` is the next instruction to execute, false if it is a return address, whose rule is that of
@@ -93,7 +93,7 @@ fn walk(start: Registers, frames: &mut [usize], trace: Option<&mut Trace>) -> us
 
 /// Marks the trace as not repeatable: the condition that ended the unwind may be transient.
 #[cold]
-fn mark_unrepeatable(memory: &mut Memory<'_>) {
+fn mark_unrepeatable(memory: &mut StackMemory<'_>) {
     if let Some(trace) = &mut memory.trace {
         trace.mark_unrepeatable();
     }
@@ -101,14 +101,14 @@ fn mark_unrepeatable(memory: &mut Memory<'_>) {
 
 /// Returns the caller's registers, and whether the caller's `ip` is exact.
 #[inline]
-fn step(at: Registers, rule: Rule, memory: &mut Memory<'_>) -> Option<(Registers, bool)> {
+fn step(at: Registers, rule: Rule, memory: &mut StackMemory<'_>) -> Option<(Registers, bool)> {
     const WORD: usize = size_of::<usize>();
     match rule {
         Rule::End => None,
         Rule::Frame { base, is_stored, offset, bp } => {
             let from = match base {
                 Base::Sp => at.sp,
-                Base::Bp => memory.uses_bp(at.bp),
+                Base::Bp => memory.record_bp_use(at.bp),
             };
             let mut cfa = from.wrapping_add_signed(offset as isize);
             if is_stored {
@@ -120,10 +120,10 @@ fn step(at: Registers, rule: Rule, memory: &mut Memory<'_>) -> Option<(Registers
             }
             let ip = memory.word(cfa.wrapping_sub(WORD))?;
             let bp = match bp {
-                Saved::Same => at.bp,
-                Saved::AtCfa(saved) => memory.bp(cfa.wrapping_add_signed(saved as isize))?,
-                Saved::AtBp(saved) => {
-                    let from = memory.uses_bp(at.bp);
+                BpLocation::Same => at.bp,
+                BpLocation::AtCfa(saved) => memory.bp(cfa.wrapping_add_signed(saved as isize))?,
+                BpLocation::AtBp(saved) => {
+                    let from = memory.record_bp_use(at.bp);
                     memory.bp(from.wrapping_add_signed(saved as isize))?
                 }
             };
@@ -170,7 +170,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Some(start) = self.0 {
-            let _errno = uncopy_sys::errno::Keep::new();
+            let _errno = uncopy_sys::errno::SavedErrno::new();
             // SAFETY: the mapping was made by `get` with this length, and its borrows have ended. If
             // munmap(2) fails, the mapping is leaked.
             let _ = unsafe { mem::unmap(start, CONTEXT_BYTES + BUFFER_BYTES) };
@@ -182,7 +182,7 @@ impl Drop for Scratch {
 #[cold]
 #[inline(never)]
 fn read_rule(ip: usize, is_exact: bool, scratch: &mut Scratch) -> Option<Rule> {
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     // A call may be its function's last instruction, so the return address may belong to the next function.
     let at = if is_exact { ip } else { ip - 1 };
     let object = objects::find(at)?;
@@ -201,8 +201,11 @@ mod tests {
 
     fn rules() -> impl Strategy<Value = Rule> {
         let offsets = || prop_oneof![-256..256i32, (-32..32i32).prop_map(|words| words * 8), any::<i32>()];
-        let saved =
-            prop_oneof![Just(Saved::Same), offsets().prop_map(Saved::AtCfa), offsets().prop_map(Saved::AtBp)];
+        let saved = prop_oneof![
+            Just(BpLocation::Same),
+            offsets().prop_map(BpLocation::AtCfa),
+            offsets().prop_map(BpLocation::AtBp)
+        ];
         let base = prop_oneof![Just(Base::Sp), Just(Base::Bp)];
         prop_oneof![
             8 => (base, any::<bool>(), offsets(), saved)
@@ -223,7 +226,7 @@ mod tests {
         ) {
             let mut at = Registers::here();
             at.bp = if is_near { at.sp.wrapping_add(bp) } else { bp };
-            let mut memory = Memory::around(at.sp, true, None);
+            let mut memory = StackMemory::around(at.sp, true, None);
             for rule in rules {
                 let Some((caller, _)) = step(at, Rule::unpack(rule.pack()), &mut memory) else { break };
                 at = caller;
@@ -241,8 +244,8 @@ mod tests {
             start
         };
         let sp = start + page - 64;
-        let mut memory = Memory::around(sp, true, None);
-        let rule = |offset| Rule::Frame { base: Base::Sp, is_stored: false, offset, bp: Saved::Same };
+        let mut memory = StackMemory::around(sp, true, None);
+        let rule = |offset| Rule::Frame { base: Base::Sp, is_stored: false, offset, bp: BpLocation::Same };
         let at = Registers { ip: 1, sp, bp: 0 };
         assert_eq!(step(at, rule(64), &mut memory), Some((Registers { ip: 0, sp: sp + 64, bp: 0 }, false)));
         assert_eq!(step(at, rule(72), &mut memory), None);

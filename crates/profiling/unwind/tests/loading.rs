@@ -4,7 +4,7 @@ mod reference;
 
 use reference::{Compiled, compare};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use uncopy_unwind::{FRAMES, Registers, begin, capture, forget, module_at};
+use uncopy_unwind::{MAX_FRAMES, Registers, capture, init, invalidate_cache, module_at};
 
 const ROUNDS: usize = 200;
 
@@ -22,7 +22,7 @@ fn while_loading(section: impl Fn()) {
                 library.call(c"shapes");
                 library.call(c"sorted");
                 library.unload();
-                forget();
+                invalidate_cache();
             }
             is_done.store(true, Relaxed);
         });
@@ -35,9 +35,9 @@ fn while_loading(section: impl Fn()) {
 
 #[test]
 fn stacks_are_right_while_objects_come_and_go() {
-    begin();
+    init();
     while_loading(|| {
-        forget();
+        invalidate_cache();
         compare();
     });
 }
@@ -45,7 +45,7 @@ fn stacks_are_right_while_objects_come_and_go() {
 static CAPTURED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn capture_and_count(_signal: i32) {
-    let mut frames = [0; FRAMES];
+    let mut frames = [0; MAX_FRAMES];
     if capture(Registers::here(), &mut frames) > 0 && module_at(frames[0], &mut [0; 64]).is_some() {
         CAPTURED.fetch_add(1, Relaxed);
     }
@@ -54,7 +54,7 @@ extern "C" fn capture_and_count(_signal: i32) {
 /// The loader's locks may be held by the interrupted thread, or by a thread that does not exist in the child.
 #[test]
 fn neither_a_handler_inside_the_loader_nor_a_forked_child_waits() {
-    begin();
+    init();
     while_loading(|| {
         // SAFETY: the handler only uses atomics and this crate's async-signal-safe functions; the child calls
         // only those, alarm(2) and _exit(2). `status` outlives waitpid(2).
@@ -65,7 +65,7 @@ fn neither_a_handler_inside_the_loader_nor_a_forked_child_waits() {
             assert!(child >= 0);
             if child == 0 {
                 libc::alarm(20);
-                forget();
+                invalidate_cache();
                 capture_and_count(0);
                 libc::_exit(0);
             }

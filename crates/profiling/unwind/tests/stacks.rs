@@ -4,7 +4,7 @@ mod reference;
 
 use reference::{Compiled, compare, comparisons};
 use std::ffi::CStr;
-use uncopy_unwind::{FRAMES, begin};
+use uncopy_unwind::{MAX_FRAMES, init};
 
 #[inline(never)]
 fn deep(levels: usize) -> usize {
@@ -13,10 +13,10 @@ fn deep(levels: usize) -> usize {
 
 #[test]
 fn rust() {
-    begin();
+    init();
     for levels in 0..100 {
         let first = deep(levels);
-        assert!(first >= levels.min(FRAMES));
+        assert!(first >= levels.min(MAX_FRAMES));
         assert_eq!(deep(levels), first);
     }
 }
@@ -32,7 +32,7 @@ const FLAGS: &[&[&str]] = &[
 ];
 
 fn in_each(compiler: &str, package: &str, source: &str, functions: &[&CStr]) {
-    begin();
+    init();
     for flags in FLAGS {
         let Some(path) = Compiled::path(compiler, source, flags) else {
             eprintln!("skipped: {source}: {compiler} is not there (package {package})");

@@ -1,6 +1,6 @@
 //! Traces tell without unwinding whether a stack is unchanged.
 
-use uncopy_unwind::{FRAMES, Registers, Trace, capture, capture_traced};
+use uncopy_unwind::{MAX_FRAMES, Registers, Trace, capture, capture_traced};
 
 struct Captured {
     start: Registers,
@@ -15,11 +15,11 @@ fn capture_at_depth(depth: usize) -> Captured {
         return std::hint::black_box(captured);
     }
     let start = Registers::here();
-    let mut frames = [0; FRAMES];
+    let mut frames = [0; MAX_FRAMES];
     let mut trace = Trace::NONE;
     let count = capture_traced(start, &mut frames, &mut trace);
-    assert!(trace.holds(start), "nothing has changed {trace:?}");
-    let mut again = [0; FRAMES];
+    assert!(trace.matches(start), "nothing has changed {trace:?}");
+    let mut again = [0; MAX_FRAMES];
     assert_eq!(capture(start, &mut again), count);
     assert_eq!(frames[..count], again[..count]);
     Captured { start, frames: frames[..count].to_vec(), trace }
@@ -32,18 +32,18 @@ fn through_another(depth: usize) -> Captured {
 
 #[test]
 fn a_trace_holds_for_the_same_stack_and_for_no_other() {
-    uncopy_unwind::begin();
+    uncopy_unwind::init();
     std::thread::spawn(|| {
         let first = capture_at_depth(3);
         let other = through_another(3);
         assert_ne!(first.frames, other.frames);
-        assert!(!first.trace.holds(other.start) && !other.trace.holds(first.start), "other stacks");
+        assert!(!first.trace.matches(other.start) && !other.trace.matches(first.start), "other stacks");
         let deeper = capture_at_depth(5);
-        assert!(!first.trace.holds(deeper.start));
-        uncopy_unwind::forget();
-        assert!(!deeper.trace.holds(deeper.start), "what was known is forgotten");
-        assert!(!Trace::NONE.holds(first.start));
-        std::thread::spawn(move || assert!(!first.trace.holds(first.start), "another thread's"))
+        assert!(!first.trace.matches(deeper.start));
+        uncopy_unwind::invalidate_cache();
+        assert!(!deeper.trace.matches(deeper.start), "what was known is forgotten");
+        assert!(!Trace::NONE.matches(first.start));
+        std::thread::spawn(move || assert!(!first.trace.matches(first.start), "another thread's"))
             .join()
             .expect("ends");
     })

@@ -70,7 +70,7 @@ macro_rules! allocator_functions {
 macro_rules! names {
     ($($kind:ident: [$($name:ident),* $(,)?];)*) => {
         /// Functions of other allocators than glibc's that the library interposes on.
-        pub const TAKEN_OVER: &[&str] = &[$($(stringify!($name)),*),*];
+        pub const INTERPOSED: &[&str] = &[$($(stringify!($name)),*),*];
     };
 }
 
@@ -220,9 +220,9 @@ pub const FAMILIES: &[(&str, &str)] =
 
 /// How the library treats a function that another allocator than glibc's defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Treatment {
     /// The library interposes on it.
-    TakenOver,
+    Interposed,
     /// The library has a function of this name already, or needs none.
     Harmless,
     /// The function may take a pointer from `malloc`.
@@ -231,16 +231,16 @@ pub enum Standing {
 
 /// Classifies a function by name.
 #[must_use]
-pub fn standing(name: &[u8]) -> Standing {
+pub fn treatment(name: &[u8]) -> Treatment {
     let matches = |listed: &&str| listed.as_bytes() == name;
-    if TAKEN_OVER.iter().any(matches) {
-        Standing::TakenOver
+    if INTERPOSED.iter().any(matches) {
+        Treatment::Interposed
     } else if HARMLESS.iter().any(matches)
         || HARMLESS_PREFIXES.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
     {
-        Standing::Harmless
+        Treatment::Harmless
     } else {
-        Standing::Unknown
+        Treatment::Unknown
     }
 }
 
@@ -275,19 +275,19 @@ mod tests {
     #[test]
     fn a_function_that_takes_a_pointer_is_never_harmless() {
         for name in ["sdallocx", "rallocx", "tc_free", "mi_free", "mi_heap_realloc", "_ZdlPv", "reallocf"] {
-            assert_eq!(standing(name.as_bytes()), Standing::TakenOver, "{name}");
+            assert_eq!(treatment(name.as_bytes()), Treatment::Interposed, "{name}");
         }
         for name in ["malloc", "nallocx", "mallctl", "mi_malloc", "_Znwm", "tc_malloc"] {
-            assert_eq!(standing(name.as_bytes()), Standing::Harmless, "{name}");
+            assert_eq!(treatment(name.as_bytes()), Treatment::Harmless, "{name}");
         }
         for name in ["scalable_free", "rpfree", "mi_free_later", "dallocm", ""] {
-            assert_eq!(standing(name.as_bytes()), Standing::Unknown, "{name}");
+            assert_eq!(treatment(name.as_bytes()), Treatment::Unknown, "{name}");
         }
-        let mut names = TAKEN_OVER.to_vec();
+        let mut names = INTERPOSED.to_vec();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), TAKEN_OVER.len(), "a name is in the table once");
-        assert!(!HARMLESS.iter().any(|name| TAKEN_OVER.contains(name)));
+        assert_eq!(names.len(), INTERPOSED.len(), "a name is in the table once");
+        assert!(!HARMLESS.iter().any(|name| INTERPOSED.contains(name)));
     }
 
     #[test]

@@ -59,40 +59,41 @@ impl Bounds {
 
     /// Returns the spare memory of a program that uses `program_bytes`.
     #[must_use]
-    pub fn spare(&self, program_bytes: usize) -> usize {
+    pub fn max_spare_bytes(&self, program_bytes: usize) -> usize {
         MIN_SPARE_BYTES.max(program_bytes / SPARE_SHARE).min(self.spare_bytes)
     }
 
     /// Returns the maximum of segments, bytes.
     #[must_use]
-    pub fn segments(&self, program_bytes: usize) -> usize {
-        let spare = self.spare(program_bytes);
+    pub fn max_segments_bytes(&self, program_bytes: usize) -> usize {
+        let spare = self.max_spare_bytes(program_bytes);
         program_bytes.saturating_add(spare).min(self.cap_bytes - spare.min(self.cap_bytes))
     }
 
     /// Returns the maximum of the reservoir, bytes.
     #[must_use]
-    pub fn reservoir(&self, program_bytes: usize) -> usize {
-        self.spare(program_bytes) / 8 * RESERVOIR_EIGHTHS
+    pub fn max_reservoir_bytes(&self, program_bytes: usize) -> usize {
+        self.max_spare_bytes(program_bytes) / 8 * RESERVOIR_EIGHTHS
     }
 
     /// Returns the maximum of free blocks, bytes. Upkeep gives back what is not used for a second or two.
     /// With `P / 8` instead of `P`, Redis SET of 16 KiB to 4 MiB faulted on every page of every value and
     /// took 2.6 times the processor time.
     #[must_use]
-    pub fn retained(&self, program_bytes: usize) -> usize {
-        let others_bytes = self.segments(program_bytes).saturating_add(self.reservoir(program_bytes));
+    pub fn max_free_blocks_bytes(&self, program_bytes: usize) -> usize {
+        let others_bytes =
+            self.max_segments_bytes(program_bytes).saturating_add(self.max_reservoir_bytes(program_bytes));
         let retained_bytes = MIN_SPARE_BYTES.max(program_bytes).min(self.spare_bytes) / 8 * RETAINED_EIGHTHS;
         retained_bytes.min(self.cap_bytes.saturating_sub(others_bytes))
     }
 
     /// Returns the maximum of waste in segments, bytes: none once segments are at 7/8 of their maximum.
     #[must_use]
-    pub fn waste(&self, program_bytes: usize, segments_bytes: usize) -> usize {
-        if segments_bytes > self.segments(program_bytes) / 8 * 7 {
+    pub fn max_waste_bytes(&self, program_bytes: usize, segments_bytes: usize) -> usize {
+        if segments_bytes > self.max_segments_bytes(program_bytes) / 8 * 7 {
             return 0;
         }
-        self.spare(program_bytes) / 8 * WASTE_EIGHTHS
+        self.max_spare_bytes(program_bytes) / 8 * WASTE_EIGHTHS
     }
 }
 
@@ -109,9 +110,9 @@ pub fn shared_bytes(option_bytes: Option<usize>, limit_bytes: Option<u64>) -> us
 
 /// Pages of a segment that views need, with the seams between them: sorted, more than [`SEAM_PAGES`] apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept(SmallVec<[SegmentPages; 2]>);
+pub struct NeededPages(SmallVec<[SegmentPages; 2]>);
 
-impl Kept {
+impl NeededPages {
     /// Returns an empty set.
     #[must_use]
     pub fn new() -> Self {
@@ -173,11 +174,11 @@ mod tests {
     #[test]
     fn a_program_without_limits_has_the_spare_memory_of_its_size() {
         let bounds = Bounds::new(None, &[None]);
-        assert_eq!(bounds.spare(0), MIN_SPARE_BYTES);
-        assert_eq!(bounds.spare(1024 * MIB), 128 * MIB);
-        assert_eq!(bounds.segments(1024 * MIB), 1152 * MIB);
-        assert_eq!((bounds.reservoir(0), bounds.retained(0)), (16 * MIB, 40 * MIB));
-        assert_eq!(bounds.waste(0, 0), 8 * MIB);
+        assert_eq!(bounds.max_spare_bytes(0), MIN_SPARE_BYTES);
+        assert_eq!(bounds.max_spare_bytes(1024 * MIB), 128 * MIB);
+        assert_eq!(bounds.max_segments_bytes(1024 * MIB), 1152 * MIB);
+        assert_eq!((bounds.max_reservoir_bytes(0), bounds.max_free_blocks_bytes(0)), (16 * MIB, 40 * MIB));
+        assert_eq!(bounds.max_waste_bytes(0, 0), 8 * MIB);
     }
 
     #[test]
@@ -191,18 +192,18 @@ mod tests {
     #[test]
     fn segments_that_take_nearly_all_they_may_must_not_waste_anything() {
         let bounds = Bounds::new(Some(16 * MIB), &[]);
-        assert_eq!(bounds.segments(usize::MAX / 2), 8 * MIB);
-        assert_eq!(bounds.waste(64 * MIB, 8 * MIB), 0);
-        assert!(bounds.waste(64 * MIB, MIB) > 0);
+        assert_eq!(bounds.max_segments_bytes(usize::MAX / 2), 8 * MIB);
+        assert_eq!(bounds.max_waste_bytes(64 * MIB, 8 * MIB), 0);
+        assert!(bounds.max_waste_bytes(64 * MIB, MIB) > 0);
     }
 
     proptest! {
         #[test]
         fn everything_together_stays_within_the_cap(option in prop::option::of(1usize << 20..1 << 40), limit in prop::option::of(1u64 << 20..1 << 42), program in 0usize..1 << 42) {
             let bounds = Bounds::new(option, &[limit]);
-            prop_assert!(bounds.reservoir(program) + bounds.waste(program, 0) <= bounds.spare(program));
-            prop_assert!(bounds.retained(program) >= bounds.spare(program) / 8 * RETAINED_EIGHTHS);
-            let all = bounds.segments(program) + bounds.reservoir(program) + bounds.retained(program);
+            prop_assert!(bounds.max_reservoir_bytes(program) + bounds.max_waste_bytes(program, 0) <= bounds.max_spare_bytes(program));
+            prop_assert!(bounds.max_free_blocks_bytes(program) >= bounds.max_spare_bytes(program) / 8 * RETAINED_EIGHTHS);
+            let all = bounds.max_segments_bytes(program) + bounds.max_reservoir_bytes(program) + bounds.max_free_blocks_bytes(program);
             prop_assert!(all <= bounds.cap_bytes);
             prop_assert!(option.is_none_or(|option| bounds.cap_bytes <= option));
         }
@@ -210,7 +211,7 @@ mod tests {
         #[test]
         fn kept_pages_are_those_of_views_and_seams(views in prop::collection::vec((0usize..40, 0usize..5000, 1usize..30_000), 0..12)) {
             const PAGES: u32 = 64;
-            let mut kept = Kept::new();
+            let mut kept = NeededPages::new();
             let mut model = [false; PAGES as usize];
             for (page, skip, len_bytes) in views {
                 let offset_bytes = page * PAGE_BYTES + skip;

@@ -12,7 +12,7 @@
 //!           368  number of streams by outcome (see streams::Streams)
 //!           432  cost constants in force, ns (u64 each, in the order of Cost; 0: not known yet)
 //!           496  the program's name (at most NAME_CAPACITY_BYTES, then zeroes)
-//!           512  trials (see policy::trials::standing)
+//!           512  trials (see policy::trials::report)
 //!          1280  modules: inode (u64), path_len_bytes (u64), path          MODULE_BYTES each
 //!         16384  entries, by site: fields (u64 each, in the order of Field)   ENTRY_BYTES each
 //! ```
@@ -21,11 +21,11 @@
 //! most what the process was doing at that moment.
 
 use crate::policy::Costs;
-use crate::policy::Kind;
+use crate::policy::SiteKind;
 use crate::policy::costs::Cost;
 use crate::policy::placement::ALLOCATION_SITES;
 use crate::policy::sites::SITES;
-use crate::policy::trials::{Standings, TRIALS_BYTES};
+use crate::policy::trials::{FactorReports, TRIALS_BYTES};
 use crate::streams::{STREAMS_BYTES, Streams};
 
 extern crate std;
@@ -35,11 +35,11 @@ use std::vec::Vec;
 /// First bytes of the ledger.
 pub const MAGIC: [u8; 8] = *b"uncopyL\x04";
 /// Offset of the number of slots handed out.
-pub const HANDED_OUT_OFFSET: usize = 8;
+pub const SLOTS_USED_OFFSET: usize = 8;
 /// Maximum number of processes.
 pub const SLOTS: usize = 40;
 /// Offset of the length of the reason why the program ran without the library; the text follows.
-pub const WHY_PLAIN_LEN_OFFSET: usize = 16;
+pub const WHY_WITHOUT_LIBRARY_LEN_OFFSET: usize = 16;
 /// Offset of the first slot.
 pub const SLOTS_OFFSET: usize = 4096;
 /// In a slot: offset of the pid.
@@ -116,8 +116,8 @@ macro_rules! fields {
 fields! {
     /// Return address in the program; 0 while the entry is unused.
     Caller => "caller",
-    /// Kind, size class << 8, module << 16: see [`what`].
-    What => "what",
+    /// Kind, size class << 8, module << 16: see [`pack_kind`].
+    PackedKind => "what",
     /// Offset of the caller in the module's file.
     FileOffset => "file_offset",
     /// Calls (of an allocation site: blocks handed out).
@@ -179,7 +179,7 @@ pub struct Module {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Kind of calls made at the site.
-    pub kind: Kind,
+    pub kind: SiteKind,
     /// Size class: see `policy::sites::size_class`.
     pub size_class: u32,
     /// Index of the caller's module in the process's modules.
@@ -217,7 +217,7 @@ pub struct Process {
     /// Number of streams by outcome.
     pub streams: Streams,
     /// Results of the trials.
-    pub trials: Standings,
+    pub trials: FactorReports,
     /// Files that code was mapped from.
     pub modules: Vec<Module>,
     /// Sites that were called.
@@ -230,14 +230,14 @@ pub struct Ledger {
     /// Processes, in the order of their first entry.
     pub processes: Vec<Process>,
     /// Number of processes for which there was no slot.
-    pub without_room: u64,
+    pub processes_without_slot: u64,
     /// Reason why the command ran its program without the library, or `None`.
-    pub why_plain: Option<String>,
+    pub why_without_library: Option<String>,
 }
 
-/// Encodes the value of [`Field::What`].
+/// Encodes the value of [`Field::PackedKind`].
 #[must_use]
-pub const fn what(kind: Kind, size_class: u32, module: u64) -> u64 {
+pub const fn pack_kind(kind: SiteKind, size_class: u32, module: u64) -> u64 {
     kind as u64 | (size_class as u64) << 8 | module << 16
 }
 
@@ -283,13 +283,17 @@ impl Ledger {
         if bytes[..8] != MAGIC {
             return Err("was not written by this version of uncopy");
         }
-        let handed_out = word(bytes, HANDED_OUT_OFFSET);
+        let handed_out = word(bytes, SLOTS_USED_OFFSET);
         let used = usize::try_from(handed_out).unwrap_or(SLOTS).min(SLOTS);
         let slots = bytes[SLOTS_OFFSET..].chunks_exact(SLOT_BYTES).take(used);
         Ok(Self {
             processes: slots.filter_map(Process::parse).collect(),
-            without_room: handed_out.saturating_sub(SLOTS as u64),
-            why_plain: reason(bytes, WHY_PLAIN_LEN_OFFSET, SLOTS_OFFSET - WHY_PLAIN_LEN_OFFSET - 8),
+            processes_without_slot: handed_out.saturating_sub(SLOTS as u64),
+            why_without_library: reason(
+                bytes,
+                WHY_WITHOUT_LIBRARY_LEN_OFFSET,
+                SLOTS_OFFSET - WHY_WITHOUT_LIBRARY_LEN_OFFSET - 8,
+            ),
         })
     }
 }
@@ -311,7 +315,7 @@ impl Process {
             reason: reason(slot, REASON_LEN_OFFSET, REASON_CAPACITY_BYTES),
             costs: costs(slot),
             streams: Streams::parse(&slot[STREAMS_OFFSET..COSTS_OFFSET]),
-            trials: Standings::parse(&slot[TRIALS_OFFSET..MODULES_OFFSET]),
+            trials: FactorReports::parse(&slot[TRIALS_OFFSET..MODULES_OFFSET]),
             modules: modules.collect(),
             entries: entries.filter_map(Entry::parse).collect(),
         })
@@ -324,8 +328,8 @@ impl Entry {
         for (index, value) in values.iter_mut().enumerate() {
             *value = word(bytes, 8 * index);
         }
-        let what = values[Field::What as usize];
-        let kinds = [Kind::Copy, Kind::Input, Kind::Allocation];
+        let what = values[Field::PackedKind as usize];
+        let kinds = [SiteKind::Copy, SiteKind::Input, SiteKind::Allocation];
         let kind = kinds.into_iter().find(|kind| *kind as u64 == what & 0xFF)?;
         let module = usize::try_from(what >> 16).ok().filter(|module| *module < MODULES);
         let entry = Self { kind, size_class: (what >> 8 & 0xFF) as u32, module, values };
@@ -346,7 +350,7 @@ mod tests {
     fn ledger() -> Vec<u8> {
         let mut bytes = vec![0; LEDGER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        put(&mut bytes, HANDED_OUT_OFFSET, 2);
+        put(&mut bytes, SLOTS_USED_OFFSET, 2);
         let slot = SLOTS_OFFSET + SLOT_BYTES;
         put(&mut bytes, slot + PID_OFFSET, 77);
         put(&mut bytes, slot + PHASE_OFFSET, Phase::Ended as u64);
@@ -357,7 +361,7 @@ mod tests {
         bytes[module + 16..module + 23].copy_from_slice(b"/bin/sh");
         let entry = slot + ENTRIES_OFFSET + (ENTRIES - 1) * ENTRY_BYTES;
         put(&mut bytes, entry, 0x1234);
-        put(&mut bytes, entry + 8 * Field::What as usize, what(Kind::Allocation, 17, 1));
+        put(&mut bytes, entry + 8 * Field::PackedKind as usize, pack_kind(SiteKind::Allocation, 17, 1));
         put(&mut bytes, entry + 8 * Field::Balance as usize, (-8i64).cast_unsigned());
         bytes
     }
@@ -365,24 +369,24 @@ mod tests {
     #[test]
     fn entries_of_a_process_read_back() {
         let read = Ledger::parse(&ledger()).expect("well-formed");
-        assert_eq!((read.processes.len(), read.without_room), (1, 0), "the first slot is nobody's");
+        assert_eq!((read.processes.len(), read.processes_without_slot), (1, 0), "the first slot is nobody's");
         let process = &read.processes[0];
         assert_eq!((process.pid, process.is_ended, process.reason.as_ref()), (77, true, None));
         assert_eq!(process.streams.get(Outcome::Unpaired), 4);
         let [entry] = process.entries.as_slice() else { panic!("{:?}", process.entries) };
-        assert_eq!((entry.kind, entry.size_class, entry.balance()), (Kind::Allocation, 17, -8));
+        assert_eq!((entry.kind, entry.size_class, entry.balance()), (SiteKind::Allocation, 17, -8));
         assert_eq!(process.modules[entry.module.expect("known")].path, b"/bin/sh");
     }
 
     #[test]
     fn garbage_in_a_ledger_is_survived() {
         let mut bytes = ledger();
-        put(&mut bytes, HANDED_OUT_OFFSET, SLOTS as u64 + 3);
+        put(&mut bytes, SLOTS_USED_OFFSET, SLOTS as u64 + 3);
         for byte in &mut bytes[SLOTS_OFFSET + 2 * SLOT_BYTES..SLOTS_OFFSET + 3 * SLOT_BYTES] {
             *byte = 0xFF;
         }
         let read = Ledger::parse(&bytes).expect("well-formed");
-        assert_eq!((read.processes.len(), read.without_room), (1, 3));
+        assert_eq!((read.processes.len(), read.processes_without_slot), (1, 3));
         assert!(Ledger::parse(&bytes[1..]).is_err());
         bytes[0] ^= 1;
         assert!(Ledger::parse(&bytes).is_err());

@@ -56,12 +56,12 @@ pub const MIN_SIZE_HIGH_BYTES: usize = 1 << 30;
 pub const MIN_SIZE_DEFAULT_BYTES: usize = 16384;
 
 /// Smallest legal `--memory`, bytes.
-pub const MEMORY_LOW_BYTES: usize = 1 << 20;
+pub const MIN_MEMORY_BYTES: usize = 1 << 20;
 /// Largest legal `--memory`, bytes.
-pub const MEMORY_HIGH_BYTES: usize = 1 << 46;
+pub const MAX_MEMORY_BYTES: usize = 1 << 46;
 
 /// Largest legal `--begin-after`, bytes.
-pub const BEGIN_AFTER_HIGH_BYTES: usize = 1 << 40;
+pub const MAX_BEGIN_AFTER_BYTES: usize = 1 << 40;
 
 /// Longest legal `--lanes-dir`, bytes. A socket's path has at most 107 bytes (unix(7)).
 pub const MAX_LANES_DIR_BYTES: usize = 80;
@@ -70,16 +70,16 @@ pub const MAX_LANES_DIR_BYTES: usize = 80;
 pub const MAX_NET_BYTES: usize = 56;
 
 /// Smallest legal `--log-size`, bytes.
-pub const LOG_LOW_BYTES: usize = 16 << 20;
+pub const MIN_LOG_BYTES: usize = 16 << 20;
 /// Largest legal `--log-size`, bytes.
-pub const LOG_HIGH_BYTES: usize = 1 << 40;
+pub const MAX_LOG_BYTES: usize = 1 << 40;
 /// Default of `--log-size`, bytes.
 pub const LOG_DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Smallest legal `--slice-ms`.
-pub const SLICE_LOW_MS: u64 = 4;
+pub const MIN_SLICE_MS: u64 = 4;
 /// Largest legal `--slice-ms`.
-pub const SLICE_HIGH_MS: u64 = 10_000;
+pub const MAX_SLICE_MS: u64 = 10_000;
 
 /// Source of the machine's cost constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,16 +288,16 @@ impl<'a> Options<'a> {
                     .ok_or_else(|| bad("UNCOPY_MIN_SIZE", LEGAL_SIZE))?;
             }
             b"UNCOPY_MEMORY" => {
-                let max_bytes = parse_size(value, MEMORY_LOW_BYTES..=MEMORY_HIGH_BYTES);
+                let max_bytes = parse_size(value, MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES);
                 self.memory_bytes = Some(max_bytes.ok_or_else(|| bad("UNCOPY_MEMORY", LEGAL_MEMORY))?);
             }
             b"UNCOPY_BEGIN_AFTER" => {
-                let first_bytes = parse_size(value, 0..=BEGIN_AFTER_HIGH_BYTES);
+                let first_bytes = parse_size(value, 0..=MAX_BEGIN_AFTER_BYTES);
                 self.begin_after_bytes =
                     Some(first_bytes.ok_or_else(|| bad("UNCOPY_BEGIN_AFTER", LEGAL_BEGIN_AFTER))?);
             }
             b"UNCOPY_SLICE_MS" => {
-                let slice_ms = decimal(value).filter(|ms| (SLICE_LOW_MS..=SLICE_HIGH_MS).contains(ms));
+                let slice_ms = decimal(value).filter(|ms| (MIN_SLICE_MS..=MAX_SLICE_MS).contains(ms));
                 self.slice_ms = Some(slice_ms.ok_or_else(|| bad("UNCOPY_SLICE_MS", LEGAL_SLICE))?);
             }
             b"UNCOPY_POLICY" => {
@@ -351,7 +351,7 @@ impl<'a> Options<'a> {
                 self.log_files = Some(globs.ok_or(bad("UNCOPY_LOG_FILES", LEGAL_LOG_FILES))?);
             }
             b"UNCOPY_LOG_SIZE" => {
-                let log_bytes = parse_size(value, LOG_LOW_BYTES..=LOG_HIGH_BYTES);
+                let log_bytes = parse_size(value, MIN_LOG_BYTES..=MAX_LOG_BYTES);
                 self.log_bytes = log_bytes.ok_or_else(|| bad("UNCOPY_LOG_SIZE", LEGAL_LOG_SIZE))? as u64;
             }
             b"UNCOPY_LOG_SOCKET" => {

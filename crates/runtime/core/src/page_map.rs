@@ -68,7 +68,7 @@ pub type Dropped<S> = SmallVec<[S; 6]>;
 
 /// State of a page without its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PageKind {
     /// See [`State::Present`].
     Present,
     /// See [`State::Empty`].
@@ -234,12 +234,12 @@ impl<S: Clone + PartialEq> PageMap<S> {
     }
 
     /// Calls `each` as [`PageMap::for_each`] does, with kinds only, so that no handle is cloned.
-    pub fn for_each_kind(&self, within: PageRange, mut each: impl FnMut(PageRange, Kind)) {
+    pub fn for_each_kind(&self, within: PageRange, mut each: impl FnMut(PageRange, PageKind)) {
         self.walk(within, |pages, run| {
             let kind = match run {
-                None => Kind::Present,
-                Some(Run { view: None, .. }) => Kind::Empty,
-                Some(_) => Kind::Viewed,
+                None => PageKind::Present,
+                Some(Run { view: None, .. }) => PageKind::Empty,
+                Some(_) => PageKind::Viewed,
             };
             each(pages, kind);
         });

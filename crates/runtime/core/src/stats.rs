@@ -7,11 +7,11 @@
 //!          8  pid (u64)
 //!         16  reason_len_bytes (u64)   0: active or not yet needed
 //!         24  reason (UTF-8, at most REASON_CAPACITY_BYTES)
-//!        512  trials (see policy::trials::standing)
+//!        512  trials (see policy::trials::report)
 //!       1280  shards of SHARD_BYTES: counters (u64 each, native byte order, in the order of Counter)
 //! ```
 
-use crate::policy::trials::{Standings, TRIALS_BYTES};
+use crate::policy::trials::{FactorReports, TRIALS_BYTES};
 use core::fmt::Write as _;
 
 extern crate std;
@@ -210,14 +210,14 @@ pub struct Snapshot {
     /// Values of the counters, indexed by `Counter as usize`.
     pub values: [u64; Counter::ALL.len()],
     /// Results of the trials.
-    pub trials: Standings,
+    pub trials: FactorReports,
 }
 
 impl Snapshot {
     /// Returns a snapshot with all counters at zero.
     #[must_use]
     pub fn empty(pid: u64, reason: Option<String>) -> Self {
-        Self { pid, reason, values: [0; Counter::ALL.len()], trials: Standings::default() }
+        Self { pid, reason, values: [0; Counter::ALL.len()], trials: FactorReports::default() }
     }
 
     /// Parses the bytes of a stats file.
@@ -254,7 +254,7 @@ impl Snapshot {
             pid: word(PID_OFFSET),
             reason: (!reason.is_empty()).then(|| String::from_utf8_lossy(reason).into_owned()),
             values,
-            trials: Standings::parse(&bytes[TRIALS_OFFSET..COUNTERS_OFFSET]),
+            trials: FactorReports::parse(&bytes[TRIALS_OFFSET..COUNTERS_OFFSET]),
         })
     }
 

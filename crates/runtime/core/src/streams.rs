@@ -67,7 +67,7 @@ impl Outcome {
 
     /// Returns the phrase that follows the number in messages.
     #[must_use]
-    pub const fn words(self) -> &'static str {
+    pub const fn phrase(self) -> &'static str {
         match self {
             Self::Lane => "became lanes: what came was received by reference",
             Self::Unpaired => {
@@ -110,7 +110,7 @@ impl Streams {
     /// Returns a line of text for each outcome that occurred.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let seen = Outcome::ALL.into_iter().filter(|outcome| self.get(*outcome) > 0);
-        seen.map(|outcome| format!("{}: {} {}", outcome.noun(), self.get(outcome), outcome.words()))
+        seen.map(|outcome| format!("{}: {} {}", outcome.noun(), self.get(outcome), outcome.phrase()))
     }
 }
 

@@ -18,11 +18,11 @@ use uncopy_core::page_map::{Dropped, View};
 use uncopy_engine::arena::segment::{Draft, Segment};
 use uncopy_engine::call::copy::copy;
 use uncopy_engine::range::block::BlockRef;
-use uncopy_sys::alloc::Private;
+use uncopy_sys::alloc::PrivateHeap;
 use uncopy_sys::lock::Critical;
 
 #[global_allocator]
-static PRIVATE: Private = Private::new();
+static PRIVATE: PrivateHeap = PrivateHeap::new();
 
 /// Live views, and the number per block: few, and as many as allowed (`MAX_VIEWS` in the engine).
 const PLACEMENTS: [(u32, u32); 5] = [(10, 1), (10, 10), (1_000, 1_000), (100_000, 10), (100_000, 2_048)];

@@ -130,7 +130,7 @@ before!(popen POPEN (command: Path, kind: Path) -> *mut c_void, {
 
 // exec may close the descriptor that is duplicated, but never the duplicate.
 before!(posix_spawn_file_actions_adddup2 ADD_DUP2 (actions: *mut c_void, from: ProgramFd, to: ProgramFd) -> c_int, {
-    uncopy_fdtable::passed(from);
+    uncopy_fdtable::on_pass(from);
 });
 
 /// Defines hooks of functions that take a program's arguments one by one (x86-64, System V ABI). Arguments in

@@ -313,7 +313,7 @@ pub unsafe fn with_environment<T>(program: Program, environment: List, execute: 
     // SAFETY: the caller guarantees that the arguments are valid for an exec function.
     unsafe {
         let stripped = {
-            let _errno = errno::Keep::new();
+            let _errno = errno::SavedErrno::new();
             count_entries(environment).filter(|_| program.refuses())
         };
         match stripped {

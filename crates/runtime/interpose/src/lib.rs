@@ -12,11 +12,11 @@
 //! | [`before!`], [`variadic!`] | run statements, then call libc |
 //! | [`alias!`] | second name of a hook |
 //!
-//! The caller's address tells call sites apart. [`end`] handles the end of the process's first thread.
+//! The caller's address tells call sites apart. [`first_thread`] handles the end of the process's first thread.
 #![cfg(target_os = "linux")]
 
-pub mod end;
 pub mod environment;
+pub mod first_thread;
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_void};
@@ -45,7 +45,7 @@ const MAX_DEPTH: usize = 8;
 
 /// Whether the calling thread is inside dlsym, which may allocate.
 #[must_use]
-pub fn is_filling() -> bool {
+pub fn is_in_lookup() -> bool {
     LOOKUPS.load(Relaxed) != 0 && DEPTH.with(Cell::get) != 0
 }
 
@@ -57,7 +57,7 @@ static HAS_DLERROR: AtomicBool = AtomicBool::new(false);
 ///
 /// A lookup cannot do this itself. It may run in an allocation that libc makes under a lock of its own
 /// (`newlocale` does), and dlerror takes that lock to translate its message.
-pub fn forget_messages() {
+pub fn clear_dlerror() {
     if HAS_DLERROR.swap(false, Relaxed) {
         // SAFETY: dlerror(3) takes no arguments, and the message that it returns is not used.
         unsafe { dlerror() };
@@ -83,7 +83,7 @@ fn is_defined_after(symbol: &CStr) -> bool {
 /// there is no dynamic linker, and if the calling thread is already looking it up: dlsym has called our own
 /// function then.
 ///
-/// Keeps `errno`. A failed lookup leaves a message: see [`forget_messages`].
+/// Keeps `errno`. A failed lookup leaves a message: see [`clear_dlerror`].
 fn next_definition(symbol: &CStr) -> usize {
     if !ids::has_dynamic_linker() {
         return 0;
@@ -93,7 +93,7 @@ fn next_definition(symbol: &CStr) -> usize {
     if depth == MAX_DEPTH || names[..depth].contains(&name) {
         return 0;
     }
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     names[depth] = name;
     NAMES.with(|cell| cell.set(names));
     LOOKUPS.fetch_add(1, Relaxed);

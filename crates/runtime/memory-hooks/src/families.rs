@@ -18,7 +18,7 @@ use crate::first::{self, FREE_ALIGNED_SIZED, FREE_SIZED, LIBC_FREE, LIBC_REALLOC
 use crate::malloc;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use uncopy_core::allocators::{Standing, family, standing};
+use uncopy_core::allocators::{Treatment, family, treatment};
 use uncopy_engine::state::counters;
 use uncopy_engine::state::gate::{self, is_in_heap};
 use uncopy_sys::symbols::{self, Function, Object};
@@ -82,7 +82,7 @@ mod kinds {
     #[inline(always)]
     fn room(pointer: usize) -> Option<usize> {
         // Both conditions are rare, and cheap to check.
-        if is_in_heap(pointer) || gate::FREE_LOOKS.load(Relaxed) {
+        if is_in_heap(pointer) || gate::FREE_CHECKS_POINTERS.load(Relaxed) {
             malloc::own_room(pointer as _)
         } else {
             None
@@ -213,7 +213,7 @@ mod kinds {
     }
 
     pub unsafe fn any(real: &Real, arguments: Arguments) -> usize {
-        if !gate::LEAVES_ALLOCATIONS.load(Relaxed) {
+        if !gate::HEAP_IS_DISABLED.load(Relaxed) {
             leave(format_args!("the program asks its allocator by an object"));
         }
         // SAFETY: the program's own arguments, as `real` requires.
@@ -223,7 +223,7 @@ mod kinds {
 
 /// Leaves all allocations to the program's allocator from here on.
 fn leave(why: core::fmt::Arguments<'_>) {
-    gate::leave_allocations();
+    gate::disable_heap();
     // uncopy's own allocator is used here: a signal handler must not interrupt and use it too.
     let _critical = uncopy_sys::lock::Critical::enter();
     counters::set_reason(&format!("memory stays with the program's allocator: {why}"));
@@ -283,7 +283,7 @@ pub fn before_deep_binding() {
     if !IS_LIBCS.load(Relaxed) || IS_DONE.swap(true, Relaxed) {
         return;
     }
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     let next = malloc::next_malloc();
     symbols::for_each(&mut |object| {
         if !object.contains(next) {
@@ -371,20 +371,20 @@ fn take_over(here: usize) -> Result<(), String> {
         let is_known = functions.iter().any(|function| family(function.name.to_bytes()).is_some());
         let mut others = Vec::new();
         for function in functions {
-            match standing(function.name.to_bytes()) {
-                Standing::TakenOver => {
+            match treatment(function.name.to_bytes()) {
+                Treatment::Interposed => {
                     if let Some(at) = index.find(function.name).filter(|at| !has_other[*at])
                         && let Err(why) = take(object, function, index.0[at])
                     {
                         refuse(why);
                     }
                 }
-                Standing::Harmless if matches!(function.name.to_bytes(), b"mallocx" | b"je_mallocx") => {
+                Treatment::Harmless if matches!(function.name.to_bytes(), b"mallocx" | b"je_mallocx") => {
                     _ = MALLOCX.0.compare_exchange(0, function.address.unwrap_or(0), Relaxed, Relaxed);
                 }
-                Standing::Harmless => {}
-                Standing::Unknown if is_known => others.push(function.name.to_bytes().to_vec()),
-                Standing::Unknown => {
+                Treatment::Harmless => {}
+                Treatment::Unknown if is_known => others.push(function.name.to_bytes().to_vec()),
+                Treatment::Unknown => {
                     refuse(format!("{} has {}", file_name(object), function.name.to_string_lossy()));
                 }
             }
@@ -509,6 +509,6 @@ mod tests {
     #[test]
     fn every_function_that_is_taken_over_has_its_hook() {
         let names: Vec<&str> = HOOKS.iter().map(|hook| hook.name).collect();
-        assert_eq!(names, uncopy_core::allocators::TAKEN_OVER);
+        assert_eq!(names, uncopy_core::allocators::INTERPOSED);
     }
 }

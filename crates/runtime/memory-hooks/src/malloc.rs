@@ -5,16 +5,16 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_engine::call::copy::transfer;
-use uncopy_engine::range::carrying;
+use uncopy_engine::range::carriers;
 use uncopy_engine::range::directory;
 use uncopy_engine::range::heap::Allocation;
 use uncopy_engine::range::heap::HEAP;
 use uncopy_engine::service::activation;
 use uncopy_engine::state::gate::is_in_heap;
-use uncopy_engine::state::gate::{FREE_LOOKS, HEAP_MIN_BYTES};
+use uncopy_engine::state::gate::{FREE_CHECKS_POINTERS, HEAP_MIN_BYTES};
 #[cfg(target_arch = "x86_64")]
 use uncopy_engine::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
-use uncopy_interpose::{gate, is_filling, slots, with_caller};
+use uncopy_interpose::{gate, is_in_lookup, slots, with_caller};
 use uncopy_record::{self as record, Flags, Function, Timer};
 
 type Pointer = *mut c_void;
@@ -34,7 +34,7 @@ slots! {
 
 /// True if the block heap serves an allocation of `len` bytes by this caller, as far as it has room.
 fn is_served(len: usize, caller: usize) -> bool {
-    len >= HEAP_MIN_BYTES.load(Relaxed) && carrying::is_served(caller, len) && activation::ensure_heap()
+    len >= HEAP_MIN_BYTES.load(Relaxed) && carriers::is_served(caller, len) && activation::ensure_heap()
 }
 
 /// Allocates a block of `len` bytes; `None`: the program's allocator serves the call.
@@ -51,7 +51,7 @@ fn larger_block(len: usize, caller: usize) -> Option<Allocation> {
 #[inline]
 fn recorded(pointer: Pointer, len: usize, caller: usize) -> Pointer {
     if len >= HEAP_MIN_BYTES.load(Relaxed) && !pointer.is_null() {
-        carrying::allocated(pointer as usize, len, caller);
+        carriers::record_allocation(pointer as usize, len, caller);
     }
     pointer
 }
@@ -69,7 +69,7 @@ mod early {
     static USED: AtomicUsize = AtomicUsize::new(0);
 
     pub fn allocate(len: usize) -> Pointer {
-        FREE_LOOKS.store(true, Relaxed);
+        FREE_CHECKS_POINTERS.store(true, Relaxed);
         let take = len.next_multiple_of(64);
         let at = USED.fetch_add(take, Relaxed);
         if len > BYTES || at + take > BYTES {
@@ -99,7 +99,7 @@ unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
 }
 
 unsafe fn real_malloc(len: usize) -> Pointer {
-    if is_filling() {
+    if is_in_lookup() {
         return early::allocate(len);
     }
     if MALLOC.get().is_none() {
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
         base = sym HEAP_BASE,
         len = sym HEAP_LEN_BYTES,
         slot = sym FREE,
-        early = sym FREE_LOOKS,
+        early = sym FREE_CHECKS_POINTERS,
         body = sym free_body,
     )
 }
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
 unsafe extern "C" fn free_body(pointer: Pointer) {
     // An address in the heap's range need not be a block: unused parts of the range may have been given back.
     if let Some(at) = HEAP.owner_of(pointer as usize) {
-        record::forget(Function::Free, at.start(), at.block.usable_bytes());
+        record::record_discard(Function::Free, at.start(), at.block.usable_bytes());
         HEAP.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
         // `free` is unknown only during its own lookup, in which dlsym frees its last message: that is leaked.
@@ -181,7 +181,7 @@ unsafe extern "C" fn free_body(pointer: Pointer) {
         // passes it to free.
         unsafe {
             if record::is_on() {
-                record::forget(Function::Free, pointer as usize, USABLE.call()(pointer));
+                record::record_discard(Function::Free, pointer as usize, USABLE.call()(pointer));
             }
             free(pointer);
         }
@@ -191,7 +191,7 @@ unsafe extern "C" fn free_body(pointer: Pointer) {
 with_caller!(calloc, "rdx", calloc_body, (count: usize, each: usize) -> Pointer);
 
 unsafe extern "C" fn calloc_body(count: usize, each: usize, caller: usize) -> Pointer {
-    if is_filling() {
+    if is_in_lookup() {
         return count.checked_mul(each).map_or(core::ptr::null_mut(), early::allocate);
     }
     let len = count.checked_mul(each);
@@ -227,12 +227,12 @@ unsafe extern "C" fn realloc_body(pointer: Pointer, len: usize, caller: usize) -
         if moved_bytes >= record::min_size_bytes() && !new.is_null() {
             let are_blocks = is_in_heap(from) && is_in_heap(new as usize);
             if are_blocks || is_moved_by_pages && !is_in_heap(new as usize) {
-                timer.relocated(Function::Realloc, new as usize, from, moved_bytes);
+                timer.record_relocation(Function::Realloc, new as usize, from, moved_bytes);
             } else {
-                timer.copied(Function::Realloc, new as usize, from, moved_bytes, Flags(0));
+                timer.record_copy(Function::Realloc, new as usize, from, moved_bytes, Flags(0));
             }
         }
-        record::forget(Function::Realloc, from, old_bytes);
+        record::record_discard(Function::Realloc, from, old_bytes);
         new
     }
 }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_engine::call::copy::copy;
-use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::state::gate::{MIN_ENGINE_BYTES, MIN_HOOK_BYTES};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{Flags, Function, Timer};
 
@@ -42,7 +42,7 @@ unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize, 
     let was_elided = unsafe { copy_or_move_now(to, from, len, caller) };
     if let Some(timer) = timer {
         let flags = if was_elided { Flags::SAMPLED } else { Flags(0) };
-        timer.copied(function, to as usize, from as usize, len, flags);
+        timer.record_copy(function, to as usize, from as usize, len, flags);
     }
 }
 
@@ -51,7 +51,7 @@ unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize, 
 unsafe fn copy_or_move_now(to: *mut u8, from: *const u8, len: usize, caller: usize) -> bool {
     // SAFETY: both buffers have `len` bytes, as memmove requires; memcpy requires more.
     unsafe {
-        if len >= MIN_SIZE_BYTES.load(Relaxed) && copy(to as usize, from as usize, len, caller) {
+        if len >= MIN_ENGINE_BYTES.load(Relaxed) && copy(to as usize, from as usize, len, caller) {
             return true;
         }
         match MEMMOVE.get() {
@@ -89,12 +89,12 @@ unsafe extern "C" fn bcopy_body(from: *const u8, to: *mut u8, len: usize, caller
     unsafe { copy_or_move(to, from, len, caller, Function::Bcopy) };
 }
 
-gate!(memcpy, "rdx", "rcx", MIN_BYTES, MEMCPY, memcpy_body);
-gate!(memmove, "rdx", "rcx", MIN_BYTES, MEMMOVE, memmove_body);
-gate!(mempcpy, "rdx", "rcx", MIN_BYTES, MEMPCPY, mempcpy_body);
-gate!(__memcpy_chk, "rdx", "r8", MIN_BYTES, MEMCPY_CHK, memcpy_chk_body);
-gate!(__memmove_chk, "rdx", "r8", MIN_BYTES, MEMMOVE_CHK, memmove_chk_body);
-gate!(__mempcpy_chk, "rdx", "r8", MIN_BYTES, MEMPCPY_CHK, mempcpy_chk_body);
+gate!(memcpy, "rdx", "rcx", MIN_HOOK_BYTES, MEMCPY, memcpy_body);
+gate!(memmove, "rdx", "rcx", MIN_HOOK_BYTES, MEMMOVE, memmove_body);
+gate!(mempcpy, "rdx", "rcx", MIN_HOOK_BYTES, MEMPCPY, mempcpy_body);
+gate!(__memcpy_chk, "rdx", "r8", MIN_HOOK_BYTES, MEMCPY_CHK, memcpy_chk_body);
+gate!(__memmove_chk, "rdx", "r8", MIN_HOOK_BYTES, MEMMOVE_CHK, memmove_chk_body);
+gate!(__mempcpy_chk, "rdx", "r8", MIN_HOOK_BYTES, MEMPCPY_CHK, mempcpy_chk_body);
 
 /// Hooks bcopy, without a gate, since the order of arguments differs from memmove's.
 #[unsafe(no_mangle)]

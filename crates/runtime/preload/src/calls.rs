@@ -146,10 +146,10 @@ child_tid: usize) -> c_int);
 extern "C" fn end_thread(status: c_int) -> ! {
     let mut number = libc::SYS_exit;
     // Once sealed, seccomp's strict mode may be in force, which allows nothing else.
-    if !exit::is_sealed() && thread::ours_live() && lock::thread_id() == std::process::id() {
-        if thread::others_live() {
-            last_thread::first_is_outlived();
-            thread::outlast_others();
+    if !exit::is_sealed() && thread::has_library_threads() && lock::thread_id() == std::process::id() {
+        if thread::has_other_threads() {
+            last_thread::note_first_thread_ended();
+            thread::wait_for_other_threads();
         }
         exit::finish();
         if !last_thread::is_watched() {

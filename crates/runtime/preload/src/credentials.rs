@@ -8,7 +8,7 @@
 use crate::{exit, files, lanes, net};
 use core::ffi::{c_char, c_int, c_long, c_void};
 use libc::{gid_t, uid_t};
-use uncopy_engine::life::alone::alone;
+use uncopy_engine::life::single_threaded::without_handler;
 use uncopy_interpose::{before, slots};
 use uncopy_sys::errno;
 use uncopy_sys::ids::{groups_are, is_only_group, is_only_user};
@@ -39,9 +39,9 @@ pub fn before_change() {
     if !is_needed() {
         return;
     }
-    let _errno = errno::Keep::new();
-    lanes::before_change();
-    files::before_change();
+    let _errno = errno::SavedErrno::new();
+    lanes::before_privilege_change();
+    files::before_privilege_change();
     net::before_change();
 }
 
@@ -61,7 +61,7 @@ fn before_groups(asked: &[gid_t]) {
 
 /// Calls [`before_change`] if the `count` supplementary groups at `groups` differ from those of the process.
 fn before_group_list(count: usize, groups: *const gid_t) {
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     // SAFETY: the program passed `count` readable groups to setgroups.
     if is_needed() && !unsafe { groups_are(count, groups) } {
         before_change();
@@ -89,7 +89,7 @@ before!(initgroups INITGROUPS (user: *const c_char, group: gid_t) -> c_int, { be
 /// must not keep what it gives up. (libc ends a process in whose threads setuid and its like return different
 /// results.)
 fn for_all<T>(call: impl FnOnce() -> T) -> T {
-    if exit::is_sealed() || !uncopy_sys::owner::is_owner() { call() } else { alone(call) }
+    if exit::is_sealed() || !uncopy_sys::owner::is_owner() { call() } else { without_handler(call) }
 }
 
 #[unsafe(no_mangle)]

@@ -10,10 +10,10 @@ use uncopy_core::stats::Counter;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::ledger;
 use uncopy_record::session;
-use uncopy_sys::atomic_write::{self, Failed};
-use uncopy_sys::directory;
+use uncopy_sys::atomic_write::{self, WriteError};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
+use uncopy_sys::private_directory;
 use uncopy_sys::{mem, owner};
 
 #[used]
@@ -47,7 +47,7 @@ pub fn is_sealed() -> bool {
 /// Executes the actions at the end now, because the program is about to forbid itself system calls.
 pub fn seal() {
     if !is_sealed() {
-        session::confine();
+        session::stop_system_calls();
         finish();
         SEALED.store(true, Relaxed);
     }
@@ -58,7 +58,7 @@ pub extern "C" fn finish() {
     if is_sealed() {
         return;
     }
-    if !owner::begin_to_end() {
+    if !owner::begin_exit() {
         return;
     }
     let pid = std::process::id();
@@ -91,13 +91,13 @@ pub extern "C" fn finish() {
         }
         // The path comes from the environment, so it contains no zero byte.
         let path = std::ffi::CString::new(path).unwrap_or_default();
-        let written = atomic_write::write(&path, line.as_bytes(), directory::FILE_MODE);
+        let written = atomic_write::write(&path, line.as_bytes(), private_directory::FILE_MODE);
         // EPIPE is ignored: the reader has gone.
-        let failed = written.err().filter(|failed| *failed != Failed::Kernel(Errno(libc::EPIPE)));
+        let failed = written.err().filter(|failed| *failed != WriteError::Kernel(Errno(libc::EPIPE)));
         failed.map(std::io::Error::from)
     };
     if let Some(error) = failed {
         let shown = stats.path.escape_ascii();
-        mem::say(format_args!("uncopy: the counters could not be written to {shown}: {error}\n"));
+        mem::write_stderr(format_args!("uncopy: the counters could not be written to {shown}: {error}\n"));
     }
 }

@@ -74,8 +74,8 @@ pub use uncopy_capi as interface;
 // The engine and the kernel must agree on the page size.
 const _: () = assert!(uncopy_core::addr::PAGE_BYTES == uncopy_sys::PAGE_BYTES);
 // Any path that the options allow must be usable by a service.
-const _: () = assert!(uncopy_core::options::MAX_NET_BYTES == uncopy_net::places::MAX_CONTROL_BYTES);
+const _: () = assert!(uncopy_core::options::MAX_NET_BYTES == uncopy_net::paths::MAX_CONTROL_PATH_BYTES);
 
 /// Global allocator, so that uncopy's own data never live in the program's heap.
 #[global_allocator]
-static PRIVATE: uncopy_sys::alloc::Private = uncopy_sys::alloc::Private::new();
+static PRIVATE: uncopy_sys::alloc::PrivateHeap = uncopy_sys::alloc::PrivateHeap::new();

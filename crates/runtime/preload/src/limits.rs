@@ -6,8 +6,8 @@
 use core::ffi::{c_int, c_long, c_ulong};
 use libc::{pid_t, rlimit};
 use uncopy_engine::range::directory;
-use uncopy_engine::service::ending;
 use uncopy_engine::service::release::release_all;
+use uncopy_engine::service::shutdown;
 use uncopy_interpose::{alias, before, slots};
 use uncopy_sys::descriptor::ProgramFd;
 
@@ -19,17 +19,17 @@ slots! {
 }
 
 fn before_filter() {
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     crate::lanes::end_all();
-    crate::files::leave();
-    crate::net::end();
+    crate::files::disable();
+    crate::net::disable();
     if release_all("the program installed a seccomp filter") {
-        ending::end_handler();
+        shutdown::end_handler();
     }
     // A filter may end the process even for reading a clock.
     uncopy_trials::end();
     crate::exit::seal();
-    uncopy_sys::filter::note_own();
+    uncopy_sys::filter::note_program_filter();
 }
 
 /// Prepares for a limit that counts uncopy's reservations too.
@@ -39,13 +39,13 @@ fn before_limit(resource: c_int, limit: *const rlimit) {
     if !is_counted || limit.is_null() || unsafe { (*limit).rlim_cur } == libc::RLIM_INFINITY {
         return;
     }
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     release_all("the program limited its memory");
     directory::give_back_addresses();
 }
 
 fn before_lock() {
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     release_all("the program locked its memory");
     directory::give_back_addresses();
 }
@@ -58,7 +58,7 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
     match number {
         libc::SYS_seccomp if a <= libc::SECCOMP_SET_MODE_FILTER as usize => before_filter(),
         libc::SYS_prctl if a == libc::PR_SET_SECCOMP as usize => before_filter(),
-        libc::SYS_prctl if a == libc::PR_SET_TSC as usize => uncopy_sys::clock::stop(),
+        libc::SYS_prctl if a == libc::PR_SET_TSC as usize => uncopy_sys::clock::disable_counter(),
         libc::SYS_prctl if a == libc::PR_SET_DUMPABLE as usize => {
             crate::credentials::before_option(libc::PR_SET_DUMPABLE, b);
         }
@@ -73,7 +73,7 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
             crate::files::before_call(number, a, c);
         }
         libc::SYS_ioctl => {
-            uncopy_sys::pins::before_request(b as u64);
+            uncopy_sys::pins::note_ioctl(b as u64);
             crate::requests::before_ioctl(b as c_ulong, c);
             if crate::files::is_on() {
                 crate::files::before_ioctl(ProgramFd::of_argument(a), b as c_ulong);
@@ -94,7 +94,7 @@ fn is_own(pid: pid_t) -> bool {
 before!(prctl PRCTL (option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, {
     match option {
         libc::PR_SET_SECCOMP => before_filter(),
-        libc::PR_SET_TSC => uncopy_sys::clock::stop(),
+        libc::PR_SET_TSC => uncopy_sys::clock::disable_counter(),
         _ => crate::credentials::before_option(option, a as usize),
     }
 });

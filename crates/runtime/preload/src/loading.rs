@@ -51,13 +51,13 @@ extern "C" fn before_dlopen(flags: c_int) -> usize {
     }
     DLOPEN.find().map_or(0, |function| function as usize)
 }
-/// Hooks dlclose(3). Calls inside libc bypass this hook: see [`uncopy_unwind::forget`].
+/// Hooks dlclose(3). Calls inside libc bypass this hook: see [`uncopy_unwind::invalidate_cache`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // Before glibc 2.34, dlclose is in a library of its own, which may be loaded after this one.
     let Some(real) = DLCLOSE.find() else { return -1 };
     // SAFETY: the handle is the program's, passed on to libc's dlclose unchanged.
     let result = unsafe { real(handle) };
-    uncopy_unwind::forget();
+    uncopy_unwind::invalidate_cache();
     result
 }

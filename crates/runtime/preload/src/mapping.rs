@@ -74,10 +74,10 @@ slots! {
 
 /// Announces a change of the memory at these addresses to the engine and to lanes.
 pub fn disown(address: usize, len: usize, alteration: Alteration) {
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     directory::disown(address, len, alteration);
     if alteration != Alteration::Advice {
-        streams::changed(address, len);
+        streams::invalidate_copies(address, len);
     }
 }
 
@@ -104,7 +104,7 @@ fn before_madvise(address: usize, len: usize, advice: c_int) {
     if let Some(alteration) = alteration_by(advice) {
         disown(address, len, alteration);
         if drops_bytes(advice) {
-            record::forget(Function::Madvise, address, len);
+            record::record_discard(Function::Madvise, address, len);
         }
     }
 }
@@ -132,9 +132,9 @@ fn before_shmat(id: c_int, address: usize, flags: c_int) {
     if flags & libc::SHM_REMAP == 0 {
         return;
     }
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     if let Some(len) = uncopy_sys::mem::segment_len_bytes(id) {
-        disown(address / PAGE_BYTES * PAGE_BYTES, len, Alteration::Covered);
+        disown(address / PAGE_BYTES * PAGE_BYTES, len, Alteration::MappedOver);
     }
 }
 
@@ -143,11 +143,11 @@ fn before_shmdt(address: usize) {
     if !is_in_heap(address) {
         return;
     }
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     let rest_bytes = directory::find(address).map_or(0, |at| at.base + at.bytes() - address);
     let mapped_bytes =
         uncopy_sys::procmap::range_at(address).ok().flatten().map_or(0, |(range, _)| range.end - address);
-    disown(address, rest_bytes.max(mapped_bytes), Alteration::Vacated);
+    disown(address, rest_bytes.max(mapped_bytes), Alteration::Unmapped);
 }
 
 /// Prepares for `mremap`: for the old range, and for the new one if it is fixed.
@@ -158,10 +158,10 @@ fn before_mremap(address: usize, old_len: usize, new_len: usize, flags: c_int, n
     // Views are materialized even if the mapping stays.
     disown(address, old_len, Alteration::Pages);
     if kept < old_len {
-        disown(address + kept, old_len - kept, Alteration::Vacated);
+        disown(address + kept, old_len - kept, Alteration::Unmapped);
     }
     if fixed {
-        disown(new_address, new_len, Alteration::Covered);
+        disown(new_address, new_len, Alteration::MappedOver);
     }
 }
 
@@ -172,13 +172,13 @@ const fn drops_bytes(advice: c_int) -> bool {
 /// Prepares for one of these system calls that the program makes by `syscall`.
 pub fn before_call(number: c_long, [address, len, new_len, detail, new_address]: [usize; 5]) {
     match number {
-        libc::SYS_munmap => record::forget(Function::Munmap, address, len),
-        libc::SYS_mremap => record::forget(Function::Mremap, address, len),
+        libc::SYS_munmap => record::record_discard(Function::Munmap, address, len),
+        libc::SYS_mremap => record::record_discard(Function::Mremap, address, len),
         _ => {}
     }
     match number {
         libc::SYS_mmap => before_mmap(address, len, detail as c_int, ProgramFd::of_argument(new_address)),
-        libc::SYS_munmap => disown(address, len, Alteration::Vacated),
+        libc::SYS_munmap => disown(address, len, Alteration::Unmapped),
         libc::SYS_madvise => before_madvise(address, len, new_len as c_int),
         libc::SYS_process_madvise => before_process_madvise(len, new_len, detail as c_int),
         libc::SYS_mremap => before_mremap(address, len, new_len, detail as c_int, new_address),
@@ -246,7 +246,7 @@ unsafe fn raw_syscall(number: c_long, arguments: [usize; 6]) -> isize {
 
 before!(remap_file_pages REMAP_FILE_PAGES
 (address: Pointer, len: size_t, protection: c_int, page: size_t, flags: c_int) -> c_int, {
-    disown(address as usize, len, Alteration::Covered);
+    disown(address as usize, len, Alteration::MappedOver);
 });
 
 before!(shmat SHMAT (id: c_int, address: *const c_void, flags: c_int) -> Pointer, {
@@ -258,8 +258,8 @@ before!(shmdt SHMDT (address: *const c_void) -> c_int, {
 });
 
 before!(munmap MUNMAP (address: Pointer, len: size_t) -> c_int, {
-    disown(address as usize, len, Alteration::Vacated);
-    record::forget(Function::Munmap, address as usize, len);
+    disown(address as usize, len, Alteration::Unmapped);
+    record::record_discard(Function::Munmap, address as usize, len);
 });
 
 const fn replaces_mapping(flags: c_int) -> bool {
@@ -269,11 +269,11 @@ const fn replaces_mapping(flags: c_int) -> bool {
 /// Prepares for mapping a file or anonymous memory.
 fn before_mmap(address: usize, len: usize, flags: c_int, fd: ProgramFd) {
     if files::is_shared_mapping(flags, fd) {
-        files::refuse(fd);
+        files::exclude(fd);
     }
     if replaces_mapping(flags) {
-        record::forget(Function::Mmap, address, len);
-        disown(address, len, Alteration::Covered);
+        record::record_discard(Function::Mmap, address, len);
+        disown(address, len, Alteration::MappedOver);
     }
 }
 
@@ -300,7 +300,7 @@ unsafe fn map(
 ) -> Pointer {
     before_mmap(address as usize, len, flags, fd);
     // SAFETY: the program's own arguments of mmap(2); views in the range were materialized before.
-    unsafe { uncopy_sys::mem::map_as_asked(address, len, protection, flags, fd, offset) }
+    unsafe { uncopy_sys::mem::map_for_program(address, len, protection, flags, fd, offset) }
 }
 
 /// Hooks mremap(2). The kernel reads the fifth argument only with `MREMAP_FIXED` or `MREMAP_DONTUNMAP`; every libc
@@ -321,8 +321,8 @@ pub unsafe extern "C" fn mremap(
         && moved != libc::MAP_FAILED
         && moved != address
     {
-        timer.relocated(Function::Mremap, moved as usize, address as usize, old_len.min(new_len));
-        record::forget(Function::Mremap, address as usize, old_len);
+        timer.record_relocation(Function::Mremap, moved as usize, address as usize, old_len.min(new_len));
+        record::record_discard(Function::Mremap, address as usize, old_len);
     }
     moved
 }
@@ -366,13 +366,13 @@ pub unsafe extern "C" fn fcntl(fd: ProgramFd, command: c_int, argument: usize) -
     if is_hidden(fd) {
         return -1;
     }
-    if files::is_known(fd) {
+    if files::is_tracked(fd) {
         files::before_fcntl(fd, command, argument);
     }
     // SAFETY: the program's own arguments, passed on to libc unchanged.
     let result = files::after_fcntl(fd, command, unsafe { FCNTL.call()(fd, command, argument) });
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-        fdtable::duplicated(fd, ProgramFd::new(result));
+        fdtable::on_dup(fd, ProgramFd::new(result));
     }
     result
 }
@@ -383,20 +383,20 @@ before!(close CLOSE (fd: ProgramFd) -> c_int, {
     if is_hidden(fd) {
         return -1;
     }
-    fdtable::closed(fd);
+    fdtable::on_close(fd);
 });
 
 /// Moves this library's descriptor away from number `fd`, which the program wants.
 fn make_way(fd: ProgramFd) {
-    let _errno = uncopy_sys::errno::Keep::new();
-    let _ = activation::make_way(fd) || last_thread::make_way(fd);
+    let _errno = uncopy_sys::errno::SavedErrno::new();
+    let _ = activation::relocate_descriptor(fd) || last_thread::relocate_descriptor(fd);
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(from: ProgramFd) -> ProgramFd {
     // SAFETY: dup(2) takes any number and accesses no memory.
     let to = unsafe { DUP.call()(from) };
-    fdtable::duplicated(from, to);
+    fdtable::on_dup(from, to);
     to
 }
 
@@ -404,7 +404,7 @@ pub unsafe extern "C" fn dup(from: ProgramFd) -> ProgramFd {
 fn make_way_for(from: ProgramFd, to: ProgramFd) {
     make_way(to);
     if from != to && uncopy_sys::fd::closes_on_exec(from).is_some() {
-        fdtable::closed(to);
+        fdtable::on_close(to);
     }
 }
 
@@ -414,7 +414,7 @@ pub unsafe extern "C" fn dup2(from: ProgramFd, to: ProgramFd) -> ProgramFd {
     // SAFETY: dup2(2) takes any numbers and accesses no memory.
     let made = unsafe { DUP2.call()(from, to) };
     if from != to {
-        fdtable::duplicated(from, made);
+        fdtable::on_dup(from, made);
     }
     made
 }
@@ -424,7 +424,7 @@ pub unsafe extern "C" fn dup3(from: ProgramFd, to: ProgramFd, flags: c_int) -> P
     make_way_for(from, to);
     // SAFETY: dup3(2) takes any numbers and accesses no memory.
     let made = unsafe { DUP3.call()(from, to, flags) };
-    fdtable::duplicated(from, made);
+    fdtable::on_dup(from, made);
     made
 }
 
@@ -443,7 +443,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
     if first <= last {
         // With flags, nothing is closed in this table now: either at exec, or in a new table.
         if flags == 0 {
-            fdtable::closed_range(first, last);
+            fdtable::on_close_range(first, last);
         }
         for hidden in hidden_in_order().into_iter().filter(|fd| (first..=last).contains(fd)) {
             // The first call unshares the table (CLOSE_RANGE_UNSHARE), so later ones apply to the new one.
@@ -476,7 +476,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
                 next = hidden + 1;
             }
         }
-        fdtable::closed_range(next as u32, u32::MAX);
+        fdtable::on_close_range(next as u32, u32::MAX);
         CLOSEFROM.call()(ProgramFd::new(next));
     }
 }

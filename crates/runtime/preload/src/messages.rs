@@ -92,7 +92,7 @@ pub unsafe fn transferred<'a>(
 #[inline(always)]
 pub fn note_moved(result: ssize_t) {
     if result > 0 {
-        uncopy_trials::moved(result as usize);
+        uncopy_trials::record_transfer(result as usize);
     }
 }
 

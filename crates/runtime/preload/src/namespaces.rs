@@ -4,7 +4,7 @@
 
 use crate::{credentials, lanes};
 use core::ffi::c_int;
-use uncopy_engine::life::alone::alone;
+use uncopy_engine::life::single_threaded::without_handler;
 use uncopy_interpose::slots;
 
 slots! {
@@ -46,6 +46,6 @@ pub fn with_setns<T>(kinds: c_int, call: impl FnOnce() -> T) -> T {
 
 /// Makes a call while the process has none of this library's threads.
 fn alone_without_lanes<T>(call: impl FnOnce() -> T) -> T {
-    lanes::end_begun();
-    alone(call)
+    lanes::end_if_started();
+    without_handler(call)
 }

@@ -26,18 +26,18 @@ fn passed(
     len: size_t,
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    files::change(to);
+    files::stop_logging(to);
     let timer = Timer::begin(len);
-    let done = if lanes::is_on() { lanes::pass(from, to, call) } else { call() };
-    let done = net::sent(to, done);
+    let done = if lanes::is_on() { lanes::transfer(from, to, call) } else { call() };
+    let done = net::send_result(to, done);
     if let Some(timer) = timer {
-        timer.passed(function, from, to, done);
+        timer.record_fd_transfer(function, from, to, done);
     }
     done
 }
 
 fn is_candidate(to: ProgramFd, len: size_t) -> bool {
-    len >= MIN_STREAM_BYTES.load(core::sync::atomic::Ordering::Relaxed) || files::is_known(to)
+    len >= MIN_STREAM_BYTES.load(core::sync::atomic::Ordering::Relaxed) || files::is_tracked(to)
 }
 
 entry!(sendfile SENDFILE (to: ProgramFd, from: ProgramFd, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(to, len), {

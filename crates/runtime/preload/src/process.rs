@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
-use uncopy_interpose::{alias, end, slots};
+use uncopy_interpose::{alias, first_thread, slots};
 use uncopy_lanes::process as lanes;
 use uncopy_twin::fork as twin;
 
@@ -46,10 +46,10 @@ extern "C" fn child() {
     if exit::is_sealed() {
         return;
     }
-    uncopy_sys::owner::own_process();
+    uncopy_sys::owner::claim_memory();
     watch_end();
     lanes::in_child(true);
-    crate::lanes::begin_anew();
+    crate::lanes::allow_start_in_child();
     crate::net::in_child();
     twin::child_before_others(true);
     uncopy_engine::life::fork::child();
@@ -60,7 +60,7 @@ extern "C" fn child() {
 
 /// Watches for the end of the process, see [`end`]. Called in the first thread.
 fn watch_end() {
-    end::watch(uncopy_sys::thread::ours_live);
+    first_thread::watch(uncopy_sys::thread::has_library_threads);
 }
 
 /// Registers the fork handlers, once, before anyone else's.
@@ -68,7 +68,7 @@ pub fn watch_forks() {
     static WATCHING: AtomicBool = AtomicBool::new(false);
     if !WATCHING.swap(true, Relaxed) {
         watch_end();
-        twin::is_watched_by_caller();
+        twin::use_callers_fork_handlers();
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { REGISTER.call()(Some(prepare), Some(parent), Some(child), core::ptr::null_mut()) };
     }
@@ -106,16 +106,16 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
         return fork();
     }
     // Before any lock is taken, since this allocates from uncopy's own memory.
-    let has_threads = STATE.phase() == Phase::Active && uncopy_sys::thread::others_live();
+    let has_threads = STATE.phase() == Phase::Active && uncopy_sys::thread::has_other_threads();
     prepare();
     if memory == Memory::OfItsOwnOnly {
         crate::files::share_descriptors();
-        uncopy_sys::last_thread::share_table();
+        uncopy_sys::last_thread::note_shared_table();
     }
     let result = fork();
     let errno = uncopy_sys::errno::get();
     if result == 0 {
-        uncopy_sys::owner::own_process();
+        uncopy_sys::owner::claim_memory();
         lanes::in_child(memory == Memory::AndDescriptors);
         twin::child_before_others(memory == Memory::AndDescriptors);
         uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);

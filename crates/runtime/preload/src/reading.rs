@@ -7,10 +7,10 @@ use crate::pipeline::{self, Buffers, Op};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
-use uncopy_engine::call::input::Arrival;
+use uncopy_engine::call::input::ReceiveResult;
 use uncopy_engine::call::input::{Input, MAX_PARTS, is_candidate};
-use uncopy_engine::state::early;
-use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
+use uncopy_engine::state::gate::{MIN_ENGINE_BYTES, MIN_HOOK_BYTES, MIN_STREAM_BYTES};
+use uncopy_engine::state::warmup;
 use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::descriptor::ProgramFd;
@@ -72,8 +72,8 @@ fn target(parts: Option<&[Part]>, buffer: Pointer) -> Pointer {
 }
 
 gate!(read, "rdx", "rcx", MIN_STREAM_BYTES, READ, read_body);
-gate!(pread, "rdx", "r8", MIN_BYTES, PREAD, pread_body);
-gate!(pread64, "rdx", "r8", MIN_BYTES, PREAD, pread_body);
+gate!(pread, "rdx", "r8", MIN_HOOK_BYTES, PREAD, pread_body);
+gate!(pread64, "rdx", "r8", MIN_HOOK_BYTES, PREAD, pread_body);
 gate!(recv, "rdx", "r8", MIN_STREAM_BYTES, RECV, recv_body);
 
 fn op_of_read(transfer: Transfer, buffer: Pointer, len: usize, stream: Stream, caller: usize) -> Op {
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn recvmsg(fd: ProgramFd, message: *mut msghdr, flags: c_i
     let real = RECVMSG.call();
     let is_on = MIN_STREAM_BYTES.load(Relaxed) != usize::MAX || lanes::is_on() || net::is_on();
     if !is_on || !messages::is_header(message) {
-        if lanes::is_on() && !lanes::leave(fd) {
+        if lanes::is_on() && !lanes::make_passthrough(fd) {
             return -1;
         }
         // SAFETY: the program's own arguments, passed on unchanged.
@@ -248,14 +248,14 @@ pub unsafe extern "C" fn recvmmsg(
         } else {
             recvmmsg_now(fd, messages, count, flags, timeout)
         };
-        let got = if is_of_stream && got < 0 { net::received(fd, got as ssize_t) as c_int } else { got };
+        let got = if is_of_stream && got < 0 { net::recv_result(fd, got as ssize_t) as c_int } else { got };
         note_moved(messages::moved_bytes(messages, got));
         if let Some(timer) = timer
             && flags & UNUSUAL == 0
             && got > 0
         {
             let filled = messages::transferred(messages, got as usize);
-            timer.transferred_messages(receipt(Function::Recvmmsg, fd, flags), filled);
+            timer.record_messages(receipt(Function::Recvmmsg, fd, flags), filled);
         }
         got
     }
@@ -272,7 +272,7 @@ unsafe fn recvmmsg_on_stream(
     // SAFETY: the program's own arguments; it does not use messages and vectors during the call.
     unsafe {
         let plainly = || recvmmsg_now(fd, messages, count, flags, timeout);
-        let unseen = || if lanes::leave(fd) { plainly() } else { -1 };
+        let unseen = || if lanes::make_passthrough(fd) { plainly() } else { -1 };
         let Some([first]) = messages::given(messages, 1) else { return unseen() };
         let header = &raw mut first.msg_hdr;
         let Some(parts) = messages::parts_of(&*header, uncopy_sys::iovec::MAX_PARTS) else {
@@ -288,8 +288,15 @@ unsafe fn recvmmsg_on_stream(
         let got = if flags & libc::MSG_TRUNC != 0 {
             lanes::discard(fd, parts, flags, caller, plainly)
         } else {
-            lanes::receive_message(fd, header, || Some(parts), flags, caller, || Arrival::plainly(plainly()))
-                .result
+            lanes::receive_message(
+                fd,
+                header,
+                || Some(parts),
+                flags,
+                caller,
+                || ReceiveResult::passthrough(plainly()),
+            )
+            .result
         };
         let got = match (received, usize::try_from(got)) {
             (Some(received), _) => received,
@@ -301,7 +308,7 @@ unsafe fn recvmmsg_on_stream(
         };
         let count = usize::try_from(got).unwrap_or(0);
         for message in messages::given(messages, count).unwrap_or_default() {
-            messages::each_descriptor(&message.msg_hdr, uncopy_fdtable::passed);
+            messages::each_descriptor(&message.msg_hdr, uncopy_fdtable::on_pass);
         }
         got
     }
@@ -318,8 +325,12 @@ unsafe fn recvmmsg_now(
     let number = count as usize;
     // SAFETY: the program's own arguments, passed on unchanged.
     let unchanged = || unsafe { real(fd, messages, count, flags, timeout) };
-    let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-    if gated || number == 0 || number > MAX_MESSAGES || !stack_room::is_left(stack_room::FOR_MESSAGES) {
+    let gated = MIN_ENGINE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+    if gated
+        || number == 0
+        || number > MAX_MESSAGES
+        || !stack_room::is_available(stack_room::FOR_MESSAGES_BYTES)
+    {
         return unchanged();
     }
     // SAFETY: the program's own arguments; replaced buffers are at least as long.
@@ -348,7 +359,7 @@ unsafe fn recvmmsg_with_room(
     let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else {
         let got = unchanged();
         // SAFETY: the kernel has just filled `got` messages.
-        early::note(usize::try_from(unsafe { messages::moved_bytes(messages, got) }).unwrap_or(0));
+        warmup::count_received(usize::try_from(unsafe { messages::moved_bytes(messages, got) }).unwrap_or(0));
         return got;
     };
     let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, input.parts(), &counts);

@@ -8,7 +8,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::{sighandler_t, sigset_t};
 use uncopy_interpose::{alias, slots};
-use uncopy_sys::deferral::{cancels, cancels_anywhere, unwrap, wrap};
+use uncopy_sys::deferral::{note_cancellation, set_async_cancellation, unwrap, wrap};
 use uncopy_sys::errno;
 
 type Action = libc::sigaction;
@@ -156,12 +156,12 @@ pub unsafe extern "C" fn pthread_setcanceltype(new: c_int, old: *mut c_int) -> c
     let real = SETCANCELTYPE.call();
     let is_async = new == PTHREAD_CANCEL_ASYNCHRONOUS;
     if is_async {
-        cancels_anywhere(true);
+        set_async_cancellation(true);
     }
     // SAFETY: `old` is null or writable, as pthread_setcanceltype requires.
     let result = unsafe { real(new, old) };
     if result == 0 && !is_async {
-        cancels_anywhere(false);
+        set_async_cancellation(false);
     }
     result
 }
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn pthread_setcanceltype(new: c_int, old: *mut c_int) -> c
 /// section would cost two system calls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
-    cancels();
+    note_cancellation();
     // SAFETY: the program passes one of its threads that was not joined, as pthread_cancel requires.
     unsafe { CANCEL.call()(thread) }
 }

@@ -16,9 +16,9 @@ slots! {
 // ioctl has a third argument for some requests only; every libc takes it in any case.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: ProgramFd, request: c_ulong, argument: usize) -> c_int {
-    pins::before_request(request);
+    pins::note_ioctl(request);
     requests::before_ioctl(request, argument);
-    if files::is_known(fd) {
+    if files::is_tracked(fd) {
         files::before_ioctl(fd, request);
     }
     // SAFETY: the program's own arguments, passed on to libc unchanged.
@@ -57,7 +57,7 @@ fn needs_every_byte(level: c_int, name: c_int) -> bool {
 
 before!(setsockopt SETSOCKOPT
 (fd: ProgramFd, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int, {
-    pins::before_option(level);
+    pins::note_setsockopt(level);
     if lanes::is_on() && needs_every_byte(level, name) {
         lanes::end(fd);
     }

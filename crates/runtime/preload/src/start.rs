@@ -11,11 +11,11 @@ use uncopy_engine::service::activation;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::gate;
 use uncopy_engine::state::ledger;
-use uncopy_engine::state::phase::settle_gates;
+use uncopy_engine::state::phase::update_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
 use uncopy_sys::descriptor::{OwnFd, ProgramFd};
-use uncopy_sys::filter::{self, Feature};
+use uncopy_sys::filter::{self, CallGroup};
 use uncopy_sys::{bytes, errno, ids, mem, uffd};
 
 /// Fraction of `--memory` for the shared memory of lanes: one part in this many.
@@ -51,26 +51,26 @@ static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
     // So that `main` finds `errno` as without this library.
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     fill_slots();
-    uncopy_interpose::forget_messages();
+    uncopy_interpose::clear_dlerror();
     // Registered in any case: programs that only use the twin allocator fork as well.
     crate::process::watch_forks();
     if ids::is_privileged_start() {
-        return filter::settle(false);
+        return filter::probe_readability_calls(false);
     }
     #[cfg(feature = "inject")]
     uncopy_sys::inject::begin();
-    uncopy_sys::owner::own_process();
+    uncopy_sys::owner::claim_memory();
     if let Some(memmove) = crate::memory::memcpy::MEMMOVE.get() {
         // SAFETY: the function is libc's memmove.
         unsafe { bytes::set_memmove(memmove) };
     }
     // SAFETY: ld.so passes the environment as a null-terminated array to constructors.
     let Some((mut options, simulator)) = (unsafe { legal_options(environment) }) else {
-        return filter::settle(false);
+        return filter::probe_readability_calls(false);
     };
-    filter::settle(!options.off);
+    filter::probe_readability_calls(!options.off);
     // A recording shows what the program does without uncopy.
     let policy = if options.record.is_some() { Policy::Never } else { options.policy };
     settle_sending(if options.off { Policy::Never } else { policy });
@@ -78,7 +78,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         // SAFETY: ld.so passes a null-terminated array, before the program's first thread starts.
         unsafe { stop_following(environment) };
         // The programs started from here may be other users'.
-        options.uffd_fd.map(ProgramFd::new).into_iter().for_each(uffd::keep_device_here);
+        options.uffd_fd.map(ProgramFd::new).into_iter().for_each(uffd::close_device_on_exec);
     }
     open_accounts(&options);
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
@@ -99,18 +99,21 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     // SAFETY: ld.so passes a null-terminated array, which nobody changes before `start` returns.
     if options.heap == Heap::Auto && unsafe { asks_for_huge_pages(environment) } {
-        gate::leave_allocations();
+        gate::disable_heap();
     }
     activation::configure(&options);
     if let Some(why) = simulator {
         counters::set_reason(why);
     }
     session::prepare();
-    session::watch(session::Watcher { changed: settle_gates, failed: counters::set_reason });
+    session::set_callbacks(session::SessionCallbacks {
+        on_change: update_gates,
+        on_failure: counters::set_reason,
+    });
     if let Some(directory) = options.record.filter(|_| !options.off) {
         session::begin(directory, options.min_size_bytes);
     }
-    if !options.off && filter::allows(Feature::Links) {
+    if !options.off && filter::allows(CallGroup::Ipc) {
         if let Some(scope) = lanes {
             // Connections of a service become lanes through the service's directory.
             match net.map(str::as_bytes).or(options.lanes_dir) {
@@ -123,7 +126,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         }
     }
     // Foreign ranges can hold views too.
-    if gate::heap_min_bytes() != usize::MAX || gate::min_size_bytes() != usize::MAX {
+    if gate::heap_min_bytes() != usize::MAX || gate::min_engine_bytes() != usize::MAX {
         begin_to_elide();
     }
 }
@@ -138,7 +141,7 @@ unsafe fn legal_options<'a>(environment: *mut *mut c_char) -> Option<(Options<'a
     let mut options = match unsafe { options(environment) } {
         Ok(options) => options,
         Err(error) => {
-            mem::say(format_args!("uncopy: inactive: {error}\n"));
+            mem::write_stderr(format_args!("uncopy: inactive: {error}\n"));
             counters::set_reason("a UNCOPY_ variable has a value that is not legal");
             return None;
         }
@@ -146,7 +149,7 @@ unsafe fn legal_options<'a>(environment: *mut *mut c_char) -> Option<(Options<'a
     // SAFETY: the caller guarantees that `environment` is what ld.so passes, unchanged meanwhile.
     let simulator = unsafe { simulator(environment) }.filter(|_| !options.off);
     if let Some(why) = simulator {
-        mem::say(format_args!("uncopy: inactive: {why}\n"));
+        mem::write_stderr(format_args!("uncopy: inactive: {why}\n"));
         options.off = true;
     }
     Some((options, simulator))
@@ -154,10 +157,10 @@ unsafe fn legal_options<'a>(environment: *mut *mut c_char) -> Option<(Options<'a
 
 fn begin_to_elide() {
     // A seccomp filter may end the process for these calls.
-    if filter::allows(Feature::Files) {
+    if filter::allows(CallGroup::Files) {
         counters::remove_stale();
     }
-    constants::find();
+    constants::scan_objects();
     #[cfg(target_arch = "x86_64")]
     uncopy_sys::deferral::begin();
 }
@@ -178,7 +181,7 @@ fn open_accounts(options: &Options<'_>) {
         exit::write_stats(Stats { path: path.to_vec(), root: options.stats_root });
     }
     if let Some(ledger) = options.ledger.and_then(|path| std::ffi::CString::new(path).ok())
-        && filter::allows(Feature::Files)
+        && filter::allows(CallGroup::Files)
     {
         ledger::open(&ledger);
     }

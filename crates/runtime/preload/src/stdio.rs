@@ -10,7 +10,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{off64_t, size_t};
-use uncopy_engine::state::gate::MIN_BYTES;
+use uncopy_engine::state::gate::MIN_HOOK_BYTES;
 use uncopy_interpose::{entry, slots};
 use uncopy_sys::descriptor::ProgramFd;
 
@@ -274,7 +274,7 @@ unsafe fn write_all(from: *const u8, len: usize, stream: *mut Stream) -> usize {
 
 #[inline(always)]
 fn is_large(size: size_t, count: size_t) -> bool {
-    size.wrapping_mul(count) >= MIN_BYTES.load(Relaxed)
+    size.wrapping_mul(count) >= MIN_HOOK_BYTES.load(Relaxed)
 }
 
 /// Runs an fread or fwrite and converts the bytes transferred into items; `None`: glibc is to do it, or to handle

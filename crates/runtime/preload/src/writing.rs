@@ -11,14 +11,14 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use uncopy_capi::sending::{self, SEND, SENDMMSG, SENDMSG, SENDTO, WRITE, WRITEV};
 use uncopy_engine::call::output::{MAX_PARTS, Output, is_candidate};
-use uncopy_engine::state::gate::{MIN_BYTES, MIN_STREAM_BYTES};
+use uncopy_engine::state::gate::{MIN_HOOK_BYTES, MIN_STREAM_BYTES};
 use uncopy_fdtable as fdtable;
 use uncopy_interpose::{alias, entry, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
-use uncopy_store::program::At;
-use uncopy_sys::awake;
+use uncopy_store::program::WriteAt;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
+use uncopy_sys::features;
 use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::stack_room;
 
@@ -107,7 +107,7 @@ fn sent_or(send: impl FnOnce(c_int) -> ssize_t, write: impl FnOnce() -> ssize_t)
 }
 
 fn op_of_write(function: Function, fd: ProgramFd, buffer: Pointer, len: usize) -> Op {
-    let (buffers, at) = (Buffers::one(buffer, len), Some(At::Position));
+    let (buffers, at) = (Buffers::one(buffer, len), Some(WriteAt::Position));
     Op { asked: Some(0), at, ..Op::new(output(function, fd), buffers) }
 }
 
@@ -126,8 +126,8 @@ unsafe fn write_by(op: &Op, buffer: Pointer, len: usize) -> ssize_t {
     })
 }
 
-entry!(write WRITE (fd: ProgramFd, buffer: Pointer, len: usize) -> ssize_t, is_candidate_one(buffer, len) || files::is_known(fd), {
-    let op = Op { stream: Some(net::quiet(0)), ..op_of_write(Function::Write, fd, buffer, len) };
+entry!(write WRITE (fd: ProgramFd, buffer: Pointer, len: usize) -> ssize_t, is_candidate_one(buffer, len) || files::is_tracked(fd), {
+    let op = Op { stream: Some(net::suppress_sigpipe(0)), ..op_of_write(Function::Write, fd, buffer, len) };
     write_by(&op, buffer, len)
 });
 
@@ -139,8 +139,8 @@ pub fn by_stdio(fd: ProgramFd, buffer: Pointer, len: usize) -> ssize_t {
 }
 
 entry!(pwrite PWRITE (fd: ProgramFd, buffer: Pointer, len: usize, offset: off_t) -> ssize_t,
-len >= MIN_BYTES.load(Relaxed) || files::is_known(fd), {
-    let at = Some(At::Offset(offset.cast_unsigned()));
+len >= MIN_HOOK_BYTES.load(Relaxed) || files::is_tracked(fd), {
+    let at = Some(WriteAt::Offset(offset.cast_unsigned()));
     let op = Op { at, ..Op::new(output(Function::Pwrite, fd), Buffers::one(buffer, len)) };
     pipeline::send(&op, |parts| match parts {
         None => PWRITE.call()(fd, buffer, len, offset),
@@ -155,7 +155,7 @@ fn op_of_send(function: Function, fd: ProgramFd, buffers: Buffers, asked: c_int)
 }
 
 entry!(send SEND (fd: ProgramFd, buffer: Pointer, len: usize, asked: c_int) -> ssize_t, is_candidate_one(buffer, len), {
-    let flags = net::quiet(asked);
+    let flags = net::suppress_sigpipe(asked);
     let op = op_of_send(Function::Send, fd, Buffers::one(buffer, len), asked);
     pipeline::send(&Op { stream: Some(flags), ..op }, |parts| match parts {
         None => sending::send(fd, buffer, len, flags),
@@ -166,23 +166,23 @@ entry!(send SEND (fd: ProgramFd, buffer: Pointer, len: usize, asked: c_int) -> s
 entry!(sendto SENDTO
 (fd: ProgramFd, buffer: Pointer, len: usize, asked: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
 is_candidate_one(buffer, len), {
-    let flags = net::quiet(asked);
+    let flags = net::suppress_sigpipe(asked);
     let op = op_of_send(Function::Sendto, fd, Buffers::one(buffer, len), asked);
     let stream = (to.is_null() && to_len == 0).then_some(flags);
     let sent = pipeline::send(&Op { stream, ..op }, |parts| match parts {
         None => sending::sendto(fd, buffer, len, flags, to, to_len),
         Some(parts) => sending::sendmsg(fd, &header(parts.as_ptr().cast(), parts.len(), to, to_len), flags),
     });
-    if net::refuses_address(fd, sent) { send(fd, buffer, len, asked) } else { sent }
+    if net::is_address_refused(fd, sent) { send(fd, buffer, len, asked) } else { sent }
 });
 
 /// Defines hooks that write a vector, from the function that makes the call, the recorded function, the flags of
 /// an equivalent send and those that the program passed, the file position, and the arguments after the vector.
 macro_rules! vectored {
     ($name:ident $slot:ident $real:expr, $function:ident, $stream:expr, $asked:expr, $at:expr, ($($argument:ident: $type:ty),*)) => {
-        entry!($name $slot (fd: ProgramFd, vector: *const iovec, count: c_int $(, $argument: $type)*) -> ssize_t, awake::is_awake(), {
+        entry!($name $slot (fd: ProgramFd, vector: *const iovec, count: c_int $(, $argument: $type)*) -> ssize_t, features::is_any_active(), {
             let real = $real;
-            let (stream, asked, at): (Option<c_int>, Option<c_int>, Option<At>) = ($stream, $asked, ($at)(fd));
+            let (stream, asked, at): (Option<c_int>, Option<c_int>, Option<WriteAt>) = ($stream, $asked, ($at)(fd));
             let op = Op::new(output(Function::$function, fd), Buffers::vector(vector, count));
             pipeline::send(&Op { stream, asked, at, ..op }, |parts| match parts {
                 None => real(fd, vector, count $(, $argument)*),
@@ -194,29 +194,29 @@ macro_rules! vectored {
 
 /// Returns the file position of a `pwritev2`; `None` if its flags make it wait or append, since such writes cannot
 /// be logged.
-fn place_of(fd: ProgramFd, offset: off_t, flags: c_int) -> Option<At> {
+fn place_of(fd: ProgramFd, offset: off_t, flags: c_int) -> Option<WriteAt> {
     const HARMLESS: c_int = libc::RWF_NOWAIT | libc::RWF_HIPRI;
     if flags & !HARMLESS != 0 {
-        files::refuse(fd);
+        files::exclude(fd);
         return None;
     }
-    Some(if offset == -1 { At::Position } else { At::Offset(offset.cast_unsigned()) })
+    Some(if offset == -1 { WriteAt::Position } else { WriteAt::Offset(offset.cast_unsigned()) })
 }
 
-vectored!(writev WRITEV writev_now, Writev, Some(net::quiet(0)), Some(0), |_| Some(At::Position), ());
-vectored!(pwritev PWRITEV PWRITEV.call(), Pwritev, None, None, |_| Some(At::Offset(offset.cast_unsigned())), (offset: off_t));
+vectored!(writev WRITEV writev_now, Writev, Some(net::suppress_sigpipe(0)), Some(0), |_| Some(WriteAt::Position), ());
+vectored!(pwritev PWRITEV PWRITEV.call(), Pwritev, None, None, |_| Some(WriteAt::Offset(offset.cast_unsigned())), (offset: off_t));
 alias!(pwritev64 = pwritev (fd: ProgramFd, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
 vectored!(pwritev2 PWRITEV2 PWRITEV2.call(), Pwritev, of_a_stream(offset, flags), None, |fd| place_of(fd, offset, flags), (offset: off_t, flags: c_int));
 alias!(pwritev64v2 = pwritev2
 (fd: ProgramFd, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
-entry!(sendmsg SENDMSG (fd: ProgramFd, message: *const msghdr, asked: c_int) -> ssize_t, awake::is_awake(), {
-    let flags = net::quiet(asked);
+entry!(sendmsg SENDMSG (fd: ProgramFd, message: *const msghdr, asked: c_int) -> ssize_t, features::is_any_active(), {
+    let flags = net::suppress_sigpipe(asked);
     let mut op = op_of_send(Function::Sendmsg, fd, Buffers::Unseen(message), asked);
     if (lanes::is_on() || files::is_on() || may_have_views()) && messages::is_header(message) {
         op.buffers = Buffers::Vector((*message).msg_iov, (*message).msg_iovlen);
         op.stream = ((*message).msg_namelen == 0 && (*message).msg_controllen == 0).then_some(flags);
-        messages::each_descriptor(&*message, fdtable::passed);
+        messages::each_descriptor(&*message, fdtable::on_pass);
     }
     let sent = pipeline::send(&op, |parts| match parts {
         None => sending::sendmsg(fd, message, flags),
@@ -227,7 +227,7 @@ entry!(sendmsg SENDMSG (fd: ProgramFd, message: *const msghdr, asked: c_int) -> 
             sending::sendmsg(fd, &replaced, flags)
         }
     });
-    if net::refuses_address(fd, sent) {
+    if net::is_address_refused(fd, sent) {
         // The kernel has read this header, the program's own except for the address.
         let without = msghdr { msg_name: core::ptr::null_mut(), msg_namelen: 0, ..*message };
         return sendmsg(fd, &raw const without, asked);
@@ -235,22 +235,22 @@ entry!(sendmsg SENDMSG (fd: ProgramFd, message: *const msghdr, asked: c_int) -> 
     sent
 });
 
-entry!(sendmmsg SENDMMSG (fd: ProgramFd, messages: *mut mmsghdr, count: u32, given: c_int) -> c_int, awake::is_awake(), {
-    let flags = net::quiet(given);
+entry!(sendmmsg SENDMMSG (fd: ProgramFd, messages: *mut mmsghdr, count: u32, given: c_int) -> c_int, features::is_any_active(), {
+    let flags = net::suppress_sigpipe(given);
     let timer = Timer::begin_any();
     if lanes::is_on() || files::is_on() {
         for message in messages::given(messages, count as usize).unwrap_or_default() {
-            messages::each_descriptor(&message.msg_hdr, fdtable::passed);
+            messages::each_descriptor(&message.msg_hdr, fdtable::on_pass);
         }
     }
     let sent = if lanes::is_on() {
         let bytes = |sent| messages::moved_bytes(messages, sent);
-        lanes::send_literally(fd, || sendmmsg_now(fd, messages, count, flags), bytes)
+        lanes::send_unchanged(fd, || sendmmsg_now(fd, messages, count, flags), bytes)
     } else {
         sendmmsg_now(fd, messages, count, flags)
     };
-    let sent = net::sent(fd, sent as ssize_t) as c_int;
-    if net::refuses_address(fd, sent as ssize_t) {
+    let sent = net::send_result(fd, sent as ssize_t) as c_int;
+    if net::is_address_refused(fd, sent as ssize_t) {
         return send_first(fd, messages, given);
     }
     // The kernel has taken these messages.
@@ -259,9 +259,9 @@ entry!(sendmmsg SENDMMSG (fd: ProgramFd, messages: *mut mmsghdr, count: u32, giv
         && sent > 0
     {
         let taken = messages::transferred(messages, sent as usize);
-        timer.transferred_messages(dispatch(Function::Sendmmsg, fd), taken);
+        timer.record_messages(dispatch(Function::Sendmmsg, fd), taken);
     }
-    net::loud(fd, given, sent as ssize_t) as c_int
+    net::raise_sigpipe(fd, given, sent as ssize_t) as c_int
 });
 
 /// Sends the first of several messages, which the kernel has read, by sendmsg. Returns the result of sendmmsg.
@@ -293,7 +293,7 @@ unsafe fn sendmmsg_now(fd: ProgramFd, messages: *mut mmsghdr, count: u32, flags:
     if !given.iter().any(has_candidate) {
         return unchanged();
     }
-    if !stack_room::is_left(stack_room::FOR_MESSAGES) {
+    if !stack_room::is_available(stack_room::FOR_MESSAGES_BYTES) {
         return unchanged();
     }
     // SAFETY: the program does not change the messages' vectors during the call.

@@ -78,7 +78,7 @@ impl Pages {
 // SAFETY: the memory returned is mapped, zeroed, page-aligned, and the heap's alone until freed.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        let _errno = crate::errno::Keep::new();
+        let _errno = crate::errno::SavedErrno::new();
         let whole = size.next_multiple_of(self.page_size());
         if Self::is_in_child() {
             let taken = CHILD_RESERVE.take(whole);
@@ -104,7 +104,7 @@ unsafe impl dlmalloc::Allocator for Pages {
         if Self::in_image(pointer) {
             return core::ptr::null_mut();
         }
-        let _errno = crate::errno::Keep::new();
+        let _errno = crate::errno::SavedErrno::new();
         let flags = if can_move { libc::MREMAP_MAYMOVE } else { 0 };
         // SAFETY: `pointer` is a mapping that `alloc` made. A direct system call, because the
         // library interposes on libc's function.
@@ -117,7 +117,7 @@ unsafe impl dlmalloc::Allocator for Pages {
     }
 
     fn free(&self, pointer: *mut u8, size: usize) -> bool {
-        let _errno = crate::errno::Keep::new();
+        let _errno = crate::errno::SavedErrno::new();
         // SAFETY: the range is a mapping that `alloc` made, or the end of one, and is not in use.
         !Self::in_image(pointer) && unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, pointer, size)) } == 0
     }
@@ -184,24 +184,24 @@ fn small(layout: Layout) -> Option<usize> {
 
 /// A dlmalloc with a lock of its own, and caches in front of it, from which threads get small
 /// blocks without that lock.
-pub struct Private {
+pub struct PrivateHeap {
     lock: Lock,
     heap: UnsafeCell<dlmalloc::Dlmalloc<Pages>>,
     caches: [Cache; CACHES],
 }
 
 // SAFETY: the heap is accessed only under the lock, and each cache under its own lock.
-unsafe impl Sync for Private {}
+unsafe impl Sync for PrivateHeap {}
 // SAFETY: blocks are bound to no thread: any thread that takes the lock may free them.
-unsafe impl Send for Private {}
+unsafe impl Send for PrivateHeap {}
 
-impl Default for Private {
+impl Default for PrivateHeap {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Private {
+impl PrivateHeap {
     /// Returns an allocator that has not asked the kernel for memory yet.
     #[must_use]
     pub const fn new() -> Self {
@@ -238,7 +238,7 @@ impl Private {
 
 // SAFETY: dlmalloc returns blocks of the requested size and alignment, or null. A cache holds
 // blocks of its size, aligned to 16 bytes as all blocks of dlmalloc are.
-unsafe impl GlobalAlloc for Private {
+unsafe impl GlobalAlloc for PrivateHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if let Some(size) = small(layout) {
             let take = |kept: &mut FreeBlocks| {
@@ -297,10 +297,10 @@ mod tests {
     /// Threads pass blocks to each other, each filled with its own byte while in use.
     #[test]
     fn no_block_has_two_owners_and_all_keep_their_bytes() {
-        let private = Arc::new(Private::new());
+        let private = Arc::new(PrivateHeap::new());
         let (send, receive) = std::sync::mpsc::channel::<(usize, Layout, u8)>();
         let receive = Arc::new(std::sync::Mutex::new(receive));
-        let check = |private: &Private, (block, layout, byte): (usize, Layout, u8)| {
+        let check = |private: &PrivateHeap, (block, layout, byte): (usize, Layout, u8)| {
             // SAFETY: the block has the layout's length, belongs to this thread, and was filled.
             unsafe {
                 let bytes = core::slice::from_raw_parts(block as *const u8, layout.size());

@@ -78,7 +78,7 @@ mod tests {
         // SAFETY: the page belongs to the area, which this test alone uses.
         unsafe { (base as *mut u8).write_bytes(1, PAGE_BYTES) };
         let pipe = Pipe::open(13).expect("a pipe");
-        assert_eq!(pipe.put(&[Part { address: base, len_bytes: PAGE_BYTES }]), Ok(PAGE_BYTES));
+        assert_eq!(pipe.vmsplice(&[Part { address: base, len_bytes: PAGE_BYTES }]), Ok(PAGE_BYTES));
         let area = area.renewed().expect("memory");
         assert_eq!(area.base(), base);
         // SAFETY: the page belongs to the area, which this test alone uses.
@@ -87,7 +87,7 @@ mod tests {
             (base as *mut u8).write_bytes(2, PAGE_BYTES);
         }
         let (here, mut there) = std::os::unix::net::UnixStream::pair().expect("sockets");
-        assert_eq!(pipe.pass(here.as_fd(), PAGE_BYTES, false), Ok(PAGE_BYTES));
+        assert_eq!(pipe.splice_to(here.as_fd(), PAGE_BYTES, false), Ok(PAGE_BYTES));
         let mut read = [0; PAGE_BYTES];
         there.read_exact(&mut read).expect("bytes");
         assert_eq!(read, [1; PAGE_BYTES]);

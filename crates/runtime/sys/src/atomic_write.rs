@@ -27,38 +27,38 @@ const PROC: u32 = 0x9fa0;
 
 /// Reason why a file was not written. `Display` completes a sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failed {
+pub enum WriteError {
     /// The kernel refused a call.
     Kernel(Errno),
     /// The name is another user's symbolic link.
-    OthersLink,
+    OthersSymlink,
     /// The name is another user's FIFO.
     OthersFifo,
     /// The FIFO has no reader.
     NoReader,
 }
 
-impl core::fmt::Display for Failed {
+impl core::fmt::Display for WriteError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Kernel(errno) => errno.fmt(f),
-            Self::OthersLink => f.write_str("it is another user's symbolic link"),
+            Self::OthersSymlink => f.write_str("it is another user's symbolic link"),
             Self::OthersFifo => f.write_str("it is another user's pipe"),
             Self::NoReader => f.write_str("nobody reads from this pipe"),
         }
     }
 }
 
-impl From<Errno> for Failed {
+impl From<Errno> for WriteError {
     fn from(errno: Errno) -> Self {
         Self::Kernel(errno)
     }
 }
 
-impl From<Failed> for std::io::Error {
-    fn from(failed: Failed) -> Self {
+impl From<WriteError> for std::io::Error {
+    fn from(failed: WriteError) -> Self {
         match failed {
-            Failed::Kernel(errno) => errno.into(),
+            WriteError::Kernel(errno) => errno.into(),
             other => Self::new(std::io::ErrorKind::PermissionDenied, other.to_string()),
         }
     }
@@ -67,20 +67,20 @@ impl From<Failed> for std::io::Error {
 /// Writes `bytes` to the file that `path` names. A new file gets the permissions `mode`, less the umask.
 ///
 /// # Errors
-/// [`Failed`]; a regular file is unchanged then.
-pub fn write(path: &CStr, bytes: &[u8], mode: u32) -> Result<(), Failed> {
+/// [`WriteError`]; a regular file is unchanged then.
+pub fn write(path: &CStr, bytes: &[u8], mode: u32) -> Result<(), WriteError> {
     let mut name = Name::of(None, path)?;
     for _ in 0..MAX_LINKS {
         let Some(found) = name.look_up()? else { return name.replace(bytes, mode) };
         let is_trusted = found.status.user == 0 || found.status.user == ids::effective_user();
         match found.status.mode & libc::S_IFMT {
             libc::S_IFREG => return name.replace(bytes, mode),
-            libc::S_IFLNK if !is_trusted => return Err(Failed::OthersLink),
+            libc::S_IFLNK if !is_trusted => return Err(WriteError::OthersSymlink),
             libc::S_IFLNK => match found.target {
                 Some(target) => name = Name::of(Some(name.parent), &target)?,
                 None => return name.write_to(bytes, None),
             },
-            libc::S_IFIFO if !is_trusted => return Err(Failed::OthersFifo),
+            libc::S_IFIFO if !is_trusted => return Err(WriteError::OthersFifo),
             libc::S_IFDIR => return Err(Errno(libc::EISDIR).into()),
             _ => return name.write_to(bytes, Some(found.status)),
         }
@@ -92,7 +92,7 @@ pub fn write(path: &CStr, bytes: &[u8], mode: u32) -> Result<(), Failed> {
 ///
 /// # Errors
 /// Errors of creating, writing and renaming the file; nothing has changed then.
-pub fn replace(path: &CStr, bytes: &[u8], mode: u32) -> Result<(), Failed> {
+pub fn replace(path: &CStr, bytes: &[u8], mode: u32) -> Result<(), WriteError> {
     Name::of(None, path)?.replace(bytes, mode)
 }
 
@@ -146,7 +146,7 @@ impl Name {
     }
 
     /// Writes a temporary file in the same directory and renames it.
-    fn replace(&self, bytes: &[u8], mode: u32) -> Result<(), Failed> {
+    fn replace(&self, bytes: &[u8], mode: u32) -> Result<(), WriteError> {
         let mut beside = self.last.clone().into_bytes();
         beside.extend_from_slice(format!(".{}.part", std::process::id()).as_bytes());
         let beside = CString::new(beside).map_err(|_| Errno::EINVAL)?;
@@ -167,12 +167,12 @@ impl Name {
 
     /// Writes to the file under the name, which must still be `expected`; without that, to the open
     /// file that a link in proc leads to.
-    fn write_to(&self, bytes: &[u8], expected: Option<Status>) -> Result<(), Failed> {
+    fn write_to(&self, bytes: &[u8], expected: Option<Status>) -> Result<(), WriteError> {
         let nofollow = if expected.is_some() { libc::O_NOFOLLOW } else { 0 };
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | nofollow;
         let opened = match file::open_at(&self.parent, &self.last, flags, 0) {
             Ok(opened) => opened,
-            Err(Errno(libc::ENXIO)) => return Err(Failed::NoReader),
+            Err(Errno(libc::ENXIO)) => return Err(WriteError::NoReader),
             Err(errno) => return Err(errno.into()),
         };
         if let Some(expected) = expected {
@@ -249,7 +249,7 @@ mod tests {
         CString::new(path.as_os_str().as_bytes()).expect("no NUL")
     }
 
-    fn put(path: &Path, text: &str) -> Result<(), Failed> {
+    fn put(path: &Path, text: &str) -> Result<(), WriteError> {
         write(&c(path), text.as_bytes(), 0o600)
     }
 
@@ -281,7 +281,7 @@ mod tests {
         assert!(path.symlink_metadata().expect("there").is_file() && beside.symlink_metadata().is_err());
         // Unlink does not remove a directory, so the new file cannot be created.
         fs::create_dir(&beside).expect("planted");
-        assert_eq!(put(&path, "more"), Err(Failed::Kernel(Errno::EEXIST)));
+        assert_eq!(put(&path, "more"), Err(WriteError::Kernel(Errno::EEXIST)));
         assert_eq!(read(&path), "text");
     }
 
@@ -304,9 +304,9 @@ mod tests {
         std::os::unix::fs::FileExt::read_exact_at(&opened, &mut text, 0).expect("there");
         assert_eq!(&text, b"XYZ");
         symlink("circle", scratch.path("circle")).expect("a link");
-        assert_eq!(put(&scratch.path("circle"), ""), Err(Failed::Kernel(Errno(libc::ELOOP))));
+        assert_eq!(put(&scratch.path("circle"), ""), Err(WriteError::Kernel(Errno(libc::ELOOP))));
         let name = CString::new(format!("{}/", scratch.0.display())).expect("no NUL");
-        assert_eq!(write(&name, b"", 0o600), Err(Failed::Kernel(Errno(libc::EISDIR))));
+        assert_eq!(write(&name, b"", 0o600), Err(WriteError::Kernel(Errno(libc::EISDIR))));
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         let path = scratch.path("fifo");
         // SAFETY: the path is NUL-terminated and lives through the call; mkfifo(3) only reads it.
         assert_eq!(unsafe { libc::mkfifo(c(&path).as_ptr(), 0o600) }, 0);
-        assert_eq!(put(&path, "text"), Err(Failed::NoReader));
+        assert_eq!(put(&path, "text"), Err(WriteError::NoReader));
         // A FIFO opened in both directions does not wait for a writer.
         let mut reader = fs::File::options().read(true).write(true).open(&path).expect("opened");
         put(&path, "text").expect("written");
@@ -336,14 +336,14 @@ mod tests {
         fs::write(&precious, "precious").expect("written");
         symlink(&precious, &link).expect("a link");
         lchown(&link, Some(OTHER), Some(OTHER)).expect("given away");
-        assert_eq!(put(&link, "text"), Err(Failed::OthersLink));
+        assert_eq!(put(&link, "text"), Err(WriteError::OthersSymlink));
         // SAFETY: the path is NUL-terminated and lives through the call; mkfifo(3) only reads it.
         assert_eq!(unsafe { libc::mkfifo(c(&fifo).as_ptr(), 0o666) }, 0);
         chown(&fifo, Some(OTHER), Some(OTHER)).expect("given away");
-        assert_eq!(put(&fifo, "text"), Err(Failed::OthersFifo));
+        assert_eq!(put(&fifo, "text"), Err(WriteError::OthersFifo));
         // The first link is root's, the second another user's.
         symlink("l", scratch.path("first")).expect("a link");
-        assert_eq!(put(&scratch.path("first"), "text"), Err(Failed::OthersLink));
+        assert_eq!(put(&scratch.path("first"), "text"), Err(WriteError::OthersSymlink));
         assert_eq!(read(&precious), "precious");
         // Another user's regular file is replaced by a new one of ours.
         let theirs = scratch.path("theirs");

@@ -52,33 +52,33 @@ pub fn watch_process(process: u32) -> Result<OwnFd, Errno> {
     OwnFd::from_result(unsafe { kernel!(Open, syscall!(libc::SYS_pidfd_open, process, 0)) })
 }
 
-/// Returns an eventfd, which becomes readable when [`ring`] is called.
+/// Returns an eventfd, which becomes readable when [`notify`] is called.
 ///
 /// # Errors
 /// Errors of eventfd(2).
-pub fn bell() -> Result<OwnFd, Errno> {
+pub fn notifier() -> Result<OwnFd, Errno> {
     let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
     // SAFETY: eventfd(2) takes only integers here, and accesses no memory of the process.
     OwnFd::from_result(unsafe { kernel!(Open, syscall!(libc::SYS_eventfd2, 0, flags)) })
 }
 
-/// Makes a [`bell`] readable.
-pub fn ring(bell: impl Descriptor) {
+/// Makes a [`notifier`] readable.
+pub fn notify(notifier: impl Descriptor) {
     let one = 1u64;
     // SAFETY: write(2) reads the 8 bytes of `one`. A full counter refuses the write, but is readable already.
-    unsafe { kernel!(Write, syscall!(libc::SYS_write, bell, &raw const one, 8)) };
+    unsafe { kernel!(Write, syscall!(libc::SYS_write, notifier, &raw const one, 8)) };
 }
 
-/// Whether a bell was rung since the last call.
+/// Whether a notifier was notified since the last call.
 #[must_use]
-pub fn was_rung(bell: impl Descriptor) -> bool {
+pub fn was_notified(notifier: impl Descriptor) -> bool {
     let mut times = 0u64;
     // SAFETY: read(2) writes at most 8 bytes to `times`, which lives through the call.
-    unsafe { kernel!(Read, syscall!(libc::SYS_read, bell, &raw mut times, 8)) == 8 }
+    unsafe { kernel!(Read, syscall!(libc::SYS_read, notifier, &raw mut times, 8)) == 8 }
 }
 
 /// Lowers the processor and I/O priority of the calling process.
-pub fn be_polite() {
+pub fn lower_priority() {
     /// `IOPRIO_WHO_PROCESS`, and `IOPRIO_CLASS_BE` with the lowest level (linux/ioprio.h). Not the
     /// idle class, because programs wait for this process when their log is full.
     const WHO_PROCESS: i32 = 1;

@@ -61,7 +61,7 @@ pub fn pause() {
     #[cfg(not(loom))]
     {
         let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
-        let _errno = crate::errno::Keep::new();
+        let _errno = crate::errno::SavedErrno::new();
         // SAFETY: nanosleep(2) reads `time`, which lives through the call, and writes no remainder. A direct
         // system call, because libc's function is a cancellation point, and locks may be held.
         unsafe { kernel!(Sleep, syscall!(libc::SYS_nanosleep, &raw const time, 0)) };
@@ -69,7 +69,7 @@ pub fn pause() {
 }
 
 /// Sleeps 10 ms, to wait for slow work of other threads.
-pub fn doze() {
+pub fn sleep_10_ms() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
     // SAFETY: nanosleep(2) reads `time`, which lives through the call, and writes no remainder.
     unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
@@ -88,7 +88,7 @@ pub fn now_ms() -> u64 {
 #[inline(always)]
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    if is_counter() {
+    if uses_counter() {
         // SAFETY: the processor has the instruction, and the process may use it: `is_even` has checked both.
         return unsafe { core::arch::x86_64::_rdtsc() };
     }
@@ -96,10 +96,10 @@ pub fn ticks() -> u64 {
 }
 
 /// Converts two readings to the time when a call began and how long it took, nanoseconds. Needs
-/// [`settle`] first.
+/// [`finish_calibration`] first.
 #[inline]
-pub fn span(start: u64, end: u64) -> (u64, u64) {
-    if !is_counter() {
+pub fn start_and_duration_ns(start: u64, end: u64) -> (u64, u64) {
+    if !uses_counter() {
         return (start, end.saturating_sub(start));
     }
     let rate = RATE.load(Relaxed);
@@ -109,42 +109,42 @@ pub fn span(start: u64, end: u64) -> (u64, u64) {
 }
 
 /// Returns the time since `start`, nanoseconds. `None` without the counter, because the clock is
-/// too slow for this, and in the first moments after [`begin`].
+/// too slow for this, and in the first moments after [`begin_calibration`].
 #[inline]
 pub fn since_ns(start: u64) -> Option<u64> {
     if start == 0 || (RATE.load(Relaxed) == 0 && !settle_if_due()) {
         return None;
     }
     // The counter may have been stopped meanwhile.
-    is_counter().then(|| span(start, ticks()).1)
+    uses_counter().then(|| start_and_duration_ns(start, ticks()).1)
 }
 
 /// Returns a start time for [`since_ns`]; 0 if there is no counter.
 #[inline]
 pub fn start() -> u64 {
-    if is_counter() { ticks() } else { 0 }
+    if uses_counter() { ticks() } else { 0 }
 }
 
 /// Stops the use of the counter, because the program makes reading it a fault.
-pub fn stop() {
+pub fn disable_counter() {
     FIRST_NS.store(0, Relaxed);
 }
 
 /// Converts a reading to one for coarse comparisons, in steps of some 0.1 s.
 #[inline]
-pub fn coarse(ticks: u64) -> u32 {
+pub fn coarse_ticks(ticks: u64) -> u32 {
     (ticks >> 28) as u32
 }
 
-/// Whether readings are of the counter: [`begin`] has found it invariant.
+/// Whether readings are of the counter: [`begin_calibration`] has found it invariant.
 #[inline]
-pub fn is_counter() -> bool {
+pub fn uses_counter() -> bool {
     FIRST_NS.load(Relaxed) != 0
 }
 
 #[cfg(target_arch = "x86_64")]
 fn compare() -> (u64, u64) {
-    // SAFETY: x86-64 has the instruction, and `may_read_counter` has found that the process may use it.
+    // SAFETY: x86-64 has the instruction, and `may_read_tsc` has found that the process may use it.
     let counter = || unsafe { core::arch::x86_64::_rdtsc() };
     // The quickest of three, in which counter and clock were read closest to each other.
     let tries = [(); 3].map(|()| {
@@ -164,11 +164,11 @@ fn is_even() -> bool {
     // SAFETY: every x86-64 processor has the CPUID instruction.
     let most = core::arch::x86_64::__cpuid(0x8000_0000).eax;
     let is_invariant = most >= 0x8000_0007 && core::arch::x86_64::__cpuid(0x8000_0007).edx & 1 << 8 != 0;
-    is_invariant && crate::ids::may_read_counter()
+    is_invariant && crate::ids::may_read_tsc()
 }
 
 /// Compares counter and clock for the first time.
-pub fn begin() {
+pub fn begin_calibration() {
     #[cfg(target_arch = "x86_64")]
     if FIRST_NS.load(Relaxed) == 0 && is_even() {
         let (ticks, ns) = compare();
@@ -180,18 +180,18 @@ pub fn begin() {
 /// Compares counter and clock for the second time, if enough time has passed. True if the rate is known.
 #[cold]
 fn settle_if_due() -> bool {
-    let due = is_counter() && now_ns() >= FIRST_NS.load(Relaxed) + MIN_NS;
+    let due = uses_counter() && now_ns() >= FIRST_NS.load(Relaxed) + MIN_NS;
     if due {
-        settle();
+        finish_calibration();
     }
     due
 }
 
 /// Compares counter and clock for the second time, after waiting until 2 ms have passed.
 /// Called before the first event.
-pub fn settle() {
+pub fn finish_calibration() {
     #[cfg(target_arch = "x86_64")]
-    if RATE.load(Relaxed) == 0 && is_counter() {
+    if RATE.load(Relaxed) == 0 && uses_counter() {
         let (first_ticks, first_ns) = (FIRST_TICKS.load(Relaxed), FIRST_NS.load(Relaxed));
         loop {
             let (ticks, ns) = compare();

@@ -2,8 +2,8 @@
 //! running process. It is beside the counters' file, in a directory that only its owner can enter.
 
 use crate::call::{kernel, syscall};
-use crate::directory::PrivateDirectory;
 use crate::errno::Errno;
+use crate::private_directory::PrivateDirectory;
 use std::ffi::CStr;
 
 /// The read end, in the handler thread's table of descriptors.

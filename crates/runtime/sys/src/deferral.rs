@@ -31,11 +31,12 @@
 //!
 //! Two kinds of signals are neither wrapped nor checked: those that a section never blocks, and glibc's 32,
 //! by which `pthread_cancel` reaches a thread. That signal does nothing to a thread without asynchronous
-//! cancellation, and a thread that has it has reported so ([`cancels_anywhere`]); its sections block signals
-//! once the program calls `pthread_cancel` ([`cancels`]), before which nobody sends the signal.
+//! cancellation, and a thread that has it has reported so ([`set_async_cancellation`]); its sections block
+//! signals once the program calls `pthread_cancel` ([`note_cancellation`]), before which nobody sends
+//! the signal.
 
-use crate::own::own;
 use crate::signal_mask::{BLOCKED, set_mask};
+use crate::thread_words::thread_words;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -192,15 +193,15 @@ fn wait_for_sections() {
 
 /// Makes sections of threads with asynchronous cancellation block signals from here on: the program
 /// is about to cancel a thread.
-pub fn cancels() {
+pub fn note_cancellation() {
     if !CANCELS.swap(true, Relaxed) && STATE.load(Relaxed) == ON {
         wait_for_sections();
     }
 }
 
 /// Notes whether the calling thread has asynchronous cancellation.
-pub fn cancels_anywhere(is_so: bool) {
-    own().blocks.store(u8::from(is_so), Relaxed);
+pub fn set_async_cancellation(is_so: bool) {
+    thread_words().blocks.store(u8::from(is_so), Relaxed);
 }
 
 /// Whether the calling thread may begin a section without blocking signals.
@@ -209,7 +210,7 @@ pub(crate) fn is_on() -> bool {
     if STATE.load(Relaxed) != ON {
         return false;
     }
-    let own = own();
+    let own = thread_words();
     if own.has_checked.load(Relaxed) == 0 {
         check_again();
     }
@@ -218,7 +219,7 @@ pub(crate) fn is_on() -> bool {
 
 #[cold]
 fn check_again() {
-    own().has_checked.store(1, Relaxed);
+    thread_words().has_checked.store(1, Relaxed);
     let now_ms = crate::clock::now_ms();
     if now_ms.saturating_sub(LAST_CHECK_MS.load(Relaxed)) < CHECK_INTERVAL_MS {
         return;
@@ -253,7 +254,7 @@ fn all_are_wrapped() -> bool {
 /// Begins a section; returns the state that [`leave`] restores.
 #[inline(always)]
 pub(crate) fn enter() -> u32 {
-    let inside = &own().inside;
+    let inside = &thread_words().inside;
     let before = inside.load(Relaxed);
     inside.store(1, Relaxed);
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
@@ -264,7 +265,7 @@ pub(crate) fn enter() -> u32 {
 #[inline(always)]
 pub(crate) fn leave(before: u32) {
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
-    let own = own();
+    let own = thread_words();
     debug_assert_ne!(own.inside.load(Relaxed), 0, "of two sections the one that began later ends first");
     own.inside.store(before, Relaxed);
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
@@ -275,7 +276,7 @@ pub(crate) fn leave(before: u32) {
 
 #[cold]
 fn run_deferred() {
-    let own = own();
+    let own = thread_words();
     own.is_deferred.store(0, Relaxed);
     set_mask(own.mask.load(Relaxed), None);
 }
@@ -317,7 +318,7 @@ unsafe fn defer(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
         set_mask(mask, None);
         return false;
     }
-    let own = own();
+    let own = thread_words();
     // SAFETY: the kernel wrote `context`; its 8-byte mask begins libc's larger one.
     let resumed = unsafe { &mut *(&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
     own.mask.store(*resumed, Relaxed);

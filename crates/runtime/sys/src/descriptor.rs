@@ -119,7 +119,7 @@ impl OwnFd {
     }
 
     /// Closes the descriptor in a forked child, unless the parent still uses the same table.
-    pub fn end_in_child(self, has_own_descriptors: bool) {
+    pub fn close_in_child(self, has_own_descriptors: bool) {
         if !has_own_descriptors {
             self.leave_open();
         }

@@ -92,7 +92,7 @@ fn parse(epoll: ProgramFd, line: &str) -> Option<Registration> {
 ///
 /// # Errors
 /// Errors of epoll_ctl(2).
-pub fn unwatch(epoll: ProgramFd, fd: ProgramFd) -> Result<(), Errno> {
+pub fn epoll_remove(epoll: ProgramFd, fd: ProgramFd) -> Result<(), Errno> {
     // SAFETY: EPOLL_CTL_DEL ignores the event pointer, which is null here.
     check(unsafe { kernel!(Poll, syscall!(libc::SYS_epoll_ctl, epoll, libc::EPOLL_CTL_DEL, fd, 0)) })
         .map(drop)
@@ -102,7 +102,7 @@ pub fn unwatch(epoll: ProgramFd, fd: ProgramFd) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use crate::descriptor::OwnFd;
-    use crate::tcp::watch;
+    use crate::tcp::epoll_add;
 
     #[test]
     fn registrations_are_found_as_they_were_made() {
@@ -115,9 +115,9 @@ mod tests {
         let [one, other] = [&pair[0], &pair[1]].map(OwnFd::as_program);
         let edge = (libc::EPOLLIN | libc::EPOLLET) as u32;
         let data = 0xfedc_ba98_7654_3210;
-        watch(numbers[0], one, edge, data).expect("watched");
-        watch(numbers[1], one, libc::EPOLLOUT as u32, 7).expect("watched");
-        watch(numbers[1], other, libc::EPOLLIN as u32, 8).expect("watched");
+        epoll_add(numbers[0], one, edge, data).expect("watched");
+        epoll_add(numbers[1], one, libc::EPOLLOUT as u32, 7).expect("watched");
+        epoll_add(numbers[1], other, libc::EPOLLIN as u32, 8).expect("watched");
         let mut found = registrations_of(one).expect("found");
         found.sort_by_key(|registration| registration.epoll);
         // EPOLLERR and EPOLLHUP are always reported.
@@ -127,7 +127,7 @@ mod tests {
             Registration { epoll: numbers[1], fd: one, events: libc::EPOLLOUT as u32 | always, data: 7 },
         ];
         assert_eq!(found, expected);
-        unwatch(numbers[1], one).expect("not watched");
+        epoll_remove(numbers[1], one).expect("not watched");
         assert_eq!(registrations_of(one).expect("found"), expected[..1]);
         assert_eq!(parse(ProgramFd::new(3), "pos:\t0"), None);
         assert_eq!(parse(ProgramFd::new(3), "tfd: x events: 1 data: 2"), None);

@@ -46,9 +46,9 @@ pub(crate) fn check(result: i64) -> Result<i64, Errno> {
 }
 
 /// Guard that restores `errno` when dropped.
-pub struct Keep(i32);
+pub struct SavedErrno(i32);
 
-impl Keep {
+impl SavedErrno {
     /// Saves the current `errno`.
     #[must_use]
     pub fn new() -> Self {
@@ -56,13 +56,13 @@ impl Keep {
     }
 }
 
-impl Default for Keep {
+impl Default for SavedErrno {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Keep {
+impl Drop for SavedErrno {
     fn drop(&mut self) {
         set(self.0);
     }

@@ -38,7 +38,7 @@ pub fn kind(fd: impl Descriptor) -> FdKind {
 
 /// Kinds of files that bytes come from or go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
+pub enum PeerKind {
     /// A socket of type SOCK_STREAM.
     Stream,
     /// A socket of datagrams or sequenced packets.
@@ -55,7 +55,7 @@ pub enum Peer {
 
 /// Returns the kind of file behind `fd`. `errno` is changed.
 #[must_use]
-pub fn peer(fd: impl Descriptor) -> Peer {
+pub fn peer_kind(fd: impl Descriptor) -> PeerKind {
     /// Major numbers of the console's terminals and of pseudo terminals
     /// (Documentation/admin-guide/devices.txt).
     const TERMINALS: [u32; 3] = [4, 5, 204];
@@ -64,15 +64,19 @@ pub fn peer(fd: impl Descriptor) -> Peer {
     let mut found: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: fstat(2) writes one `stat` to `found`, which lives through the call.
     if unsafe { kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) } != 0 {
-        return Peer::Other;
+        return PeerKind::Other;
     }
     match found.st_mode & libc::S_IFMT {
-        libc::S_IFREG if found.st_size == 0 && is_pseudo_file(fd) => Peer::Other,
-        libc::S_IFREG => Peer::File,
-        libc::S_IFIFO => Peer::Pipe,
+        libc::S_IFREG if found.st_size == 0 && is_pseudo_file(fd) => PeerKind::Other,
+        libc::S_IFREG => PeerKind::File,
+        libc::S_IFIFO => PeerKind::Pipe,
         libc::S_IFCHR => {
             let major = libc::major(found.st_rdev);
-            if TERMINALS.contains(&major) || PSEUDO.contains(&major) { Peer::Terminal } else { Peer::Other }
+            if TERMINALS.contains(&major) || PSEUDO.contains(&major) {
+                PeerKind::Terminal
+            } else {
+                PeerKind::Other
+            }
         }
         libc::S_IFSOCK => {
             let (mut kind, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
@@ -81,9 +85,9 @@ pub fn peer(fd: impl Descriptor) -> Peer {
             let known = unsafe {
                 kernel!(Stat, syscall!(libc::SYS_getsockopt, fd, level, name, &raw mut kind, &raw mut len))
             };
-            if known == 0 && kind != libc::SOCK_STREAM { Peer::Packets } else { Peer::Stream }
+            if known == 0 && kind != libc::SOCK_STREAM { PeerKind::Packets } else { PeerKind::Stream }
         }
-        _ => Peer::Other,
+        _ => PeerKind::Other,
     }
 }
 

@@ -110,7 +110,10 @@ pub unsafe fn inode_at(
 ///
 /// # Safety
 /// The path must be NUL-terminated, or an address that the kernel refuses.
-pub unsafe fn find_at(directory: impl Descriptor, path: *const core::ffi::c_char) -> Result<OwnFd, Errno> {
+pub unsafe fn open_path_at(
+    directory: impl Descriptor,
+    path: *const core::ffi::c_char,
+) -> Result<OwnFd, Errno> {
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the caller vouches for `path`, which openat(2) only reads.
     OwnFd::from_result(unsafe { kernel!(Open, syscall!(libc::SYS_openat, directory, path, flags, 0)) })
@@ -121,7 +124,7 @@ pub unsafe fn find_at(directory: impl Descriptor, path: *const core::ffi::c_char
 /// # Safety
 /// The path must be NUL-terminated, or an address that the kernel refuses.
 #[must_use]
-pub unsafe fn is_link_at(directory: impl Descriptor, path: *const core::ffi::c_char) -> bool {
+pub unsafe fn is_symlink_at(directory: impl Descriptor, path: *const core::ffi::c_char) -> bool {
     // SAFETY: an all-zero stat is valid and fstatat(2) fills it; the caller vouches for `path`.
     unsafe {
         let mut found: libc::stat = core::mem::zeroed();
@@ -278,7 +281,7 @@ pub fn is_writable(fd: impl Descriptor) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// Errors of linkat(2).
-pub fn name(fd: impl Descriptor, path: &CStr) -> Result<(), Errno> {
+pub fn link_unnamed(fd: impl Descriptor, path: &CStr) -> Result<(), Errno> {
     let link = link_of(fd)?;
     let (here, flags) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
     // SAFETY: `link` and `path` are NUL-terminated and live through the call; linkat(2) only reads them.
@@ -288,13 +291,13 @@ pub fn name(fd: impl Descriptor, path: &CStr) -> Result<(), Errno> {
 }
 
 /// Lets the kernel drop the clean cached pages of a file (`POSIX_FADV_DONTNEED`).
-pub fn forget_cached(fd: impl Descriptor) {
+pub fn drop_cached(fd: impl Descriptor) {
     // SAFETY: posix_fadvise(2) takes only integers, and DONTNEED loses no data.
     unsafe { kernel!(Fcntl, syscall!(libc::SYS_fadvise64, fd, 0, 0, libc::POSIX_FADV_DONTNEED)) };
 }
 
-/// Lets the kernel drop the clean cached pages of a range of a file. See [`forget_cached`].
-pub fn forget_cached_run(fd: impl Descriptor, offset: u64, len_bytes: u64) {
+/// Lets the kernel drop the clean cached pages of a range of a file. See [`drop_cached`].
+pub fn drop_cached_range(fd: impl Descriptor, offset: u64, len_bytes: u64) {
     // SAFETY: posix_fadvise(2) takes only integers, and DONTNEED loses no data.
     unsafe {
         kernel!(Fcntl, syscall!(libc::SYS_fadvise64, fd, offset, len_bytes, libc::POSIX_FADV_DONTNEED))
@@ -454,14 +457,14 @@ pub fn take_lease(fd: impl Descriptor) -> Result<(), Errno> {
 
 /// Whether a write lease is held and no conflicting open waits for its end.
 #[must_use]
-pub fn has_quiet_lease(fd: impl Descriptor) -> bool {
+pub fn has_unbroken_lease(fd: impl Descriptor) -> bool {
     // SAFETY: fcntl(2) takes only integers here, and accesses no memory of the process.
     let lease = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETLEASE)) };
     lease == i64::from(libc::F_WRLCK)
 }
 
 /// Ends a lease, which cannot fail.
-pub fn end_lease(fd: impl Descriptor) {
+pub fn release_lease(fd: impl Descriptor) {
     // SAFETY: fcntl(2) takes only integers here, and accesses no memory of the process.
     unsafe { kernel!(Close, syscall!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK)) };
 }
@@ -481,7 +484,7 @@ pub fn release_locks(fd: impl Descriptor) {
 ///
 /// # Errors
 /// EAGAIN if another open file holds a lock.
-pub fn lock_alone(fd: impl Descriptor) -> Result<(), Errno> {
+pub fn lock_exclusive(fd: impl Descriptor) -> Result<(), Errno> {
     // SAFETY: flock(2) takes only integers here, and accesses no memory of the process.
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_EX | libc::LOCK_NB)) }).map(drop)
 }
@@ -529,7 +532,7 @@ pub fn path_of(fd: impl Descriptor, into: &mut [u8]) -> Result<usize, Errno> {
 /// Returns the alignment of memory and offsets that direct writes to an open file require, bytes;
 /// 4096 if the kernel does not report it.
 #[must_use]
-pub fn direct_granule_bytes(fd: impl Descriptor) -> u32 {
+pub fn direct_io_alignment_bytes(fd: impl Descriptor) -> u32 {
     const DIOALIGN: u32 = 0x2000;
     let found = statx(fd, DIOALIGN).ok().filter(|found| found.stx_mask & DIOALIGN != 0);
     let found = found.map(|found| found.stx_dio_offset_align.max(found.stx_dio_mem_align));
@@ -556,11 +559,11 @@ mod tests {
         let other = std::fs::File::open(&path).expect("a file");
         assert_eq!(take_lease(file.as_fd()), Err(Errno::EAGAIN));
         drop(other);
-        assert!(!has_quiet_lease(file.as_fd()));
+        assert!(!has_unbroken_lease(file.as_fd()));
         take_lease(file.as_fd()).expect("nobody else has it open");
-        assert!(has_quiet_lease(file.as_fd()));
-        end_lease(file.as_fd());
-        assert!(!has_quiet_lease(file.as_fd()));
+        assert!(has_unbroken_lease(file.as_fd()));
+        release_lease(file.as_fd());
+        assert!(!has_unbroken_lease(file.as_fd()));
         std::fs::remove_file(&path).expect("removed");
     }
 

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 ///
 /// # Errors
 /// EPERM if the filter kills the child for one of them; else errors of clone(2).
-pub fn try_out(inherited_device: Option<ProgramFd>) -> Result<(), Errno> {
+pub fn probe_calls(inherited_device: Option<ProgramFd>) -> Result<(), Errno> {
     in_child(|| {
         make_the_calls(inherited_device);
         true
@@ -27,7 +27,7 @@ pub fn try_out(inherited_device: Option<ProgramFd>) -> Result<(), Errno> {
 
 /// Functions of uncopy that a filter from before the program may forbid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Feature {
+pub enum CallGroup {
     /// Time measurement: trials, and the cost of tracking.
     Clock,
     /// Queries of `/proc` about this process: bounds of stacks, list of threads.
@@ -35,7 +35,7 @@ pub enum Feature {
     /// Files shared with the command: counters, accounts of `--explain`, recordings.
     Files,
     /// Sockets and memory shared with other processes: lanes, logs, the service of `--net`.
-    Links,
+    Ipc,
 }
 
 type Call = (i64, [usize; 6]);
@@ -75,9 +75,9 @@ const fn on_null_path(number: i64) -> Call {
 }
 
 /// System calls of each feature. Arguments look to a filter like real ones, but name nothing.
-const FEATURES: [(Feature, &[Call]); 4] = [
+const FEATURES: [(CallGroup, &[Call]); 4] = [
     (
-        Feature::Clock,
+        CallGroup::Clock,
         &[
             (libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, 0, 0, 0, 0, 0]),
             (libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC_COARSE as usize, 0, 0, 0, 0, 0]),
@@ -87,7 +87,7 @@ const FEATURES: [(Feature, &[Call]); 4] = [
         ],
     ),
     (
-        Feature::Proc,
+        CallGroup::Proc,
         &[
             (libc::SYS_openat, [CURRENT_DIRECTORY, 0, TO_READ, 0, 0, 0]),
             (libc::SYS_openat, [CURRENT_DIRECTORY, 0, TO_LIST, 0, 0, 0]),
@@ -102,7 +102,7 @@ const FEATURES: [(Feature, &[Call]); 4] = [
         ],
     ),
     (
-        Feature::Files,
+        CallGroup::Files,
         &[
             (libc::SYS_openat, [CURRENT_DIRECTORY, 0, TO_MAKE, 0, 0, 0]),
             (libc::SYS_openat, [CURRENT_DIRECTORY, 0, TO_LIST, 0, 0, 0]),
@@ -129,7 +129,7 @@ const FEATURES: [(Feature, &[Call]); 4] = [
         ],
     ),
     (
-        Feature::Links,
+        CallGroup::Ipc,
         &[
             (libc::SYS_socket, UNIX_SOCKET),
             (libc::SYS_socket, NETLINK_SOCKET),
@@ -206,16 +206,16 @@ static ANSWERS: [AtomicU8; FEATURES.len()] = [const { AtomicU8::new(UNKNOWN) }; 
 static HAS_OWN: AtomicBool = AtomicBool::new(false);
 
 /// Notes that the program installs a filter of its own: from here on no call is tried out.
-pub fn note_own() {
+pub fn note_program_filter() {
     HAS_OWN.store(true, Relaxed);
-    readable::leave();
+    readable::disable();
 }
 
 /// Stops testing whether memory is readable if a filter from before the program forbids the calls. That takes
 /// a child process; without `may_try`, any filter stops the tests. Called once, at the start.
-pub fn settle(may_try: bool) {
+pub fn probe_readability_calls(may_try: bool) {
     if is_filtered() && !(may_try && in_child(|| all_pass(&[TEST_READ, TEST_WRITE])).is_ok()) {
-        readable::leave();
+        readable::disable();
     }
 }
 
@@ -223,14 +223,14 @@ pub fn settle(may_try: bool) {
 /// program that neither kills a process for them nor makes them fail. False once the program has
 /// installed a filter of its own. Under a filter the first call takes a child process.
 #[must_use]
-pub fn allows(feature: Feature) -> bool {
+pub fn allows(feature: CallGroup) -> bool {
     !HAS_OWN.load(Relaxed) && passes(feature)
 }
 
-fn passes(feature: Feature) -> bool {
+fn passes(feature: CallGroup) -> bool {
     let answer = &ANSWERS[feature as usize];
     if answer.load(Relaxed) == UNKNOWN {
-        let _errno = crate::errno::Keep::new();
+        let _errno = crate::errno::SavedErrno::new();
         // Tested again, because the program may install a filter by a direct system call.
         if !is_filtered() {
             return true;
@@ -328,7 +328,7 @@ fn make_the_calls(inherited_device: Option<ProgramFd>) {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             syscall!(libc::SYS_mremap, at, PAGE_BYTES, PAGE_BYTES, flags, at + PAGE_BYTES);
         }
-        crate::lock::try_mask();
+        crate::lock::probe_mask_calls();
         syscall!(libc::SYS_unshare, libc::CLONE_FILES);
         syscall!(libc::SYS_close_range, 900, 900, 0);
         syscall!(libc::SYS_clone3, 0, 0);
@@ -397,12 +397,12 @@ mod tests {
         let all = || FEATURES.iter().all(|(feature, _)| allows(*feature));
         assert!(all(), "without a filter");
         assert!(holds_under(libc::SYS_getpgid, all), "a filter of something else");
-        assert!(holds_under(libc::SYS_clock_gettime, || !allows(Feature::Clock) && allows(Feature::Proc)));
-        assert!(holds_under(libc::SYS_getdents64, || allows(Feature::Clock) && !allows(Feature::Proc)));
+        assert!(holds_under(libc::SYS_clock_gettime, || !allows(CallGroup::Clock) && allows(CallGroup::Proc)));
+        assert!(holds_under(libc::SYS_getdents64, || allows(CallGroup::Clock) && !allows(CallGroup::Proc)));
         let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-        let no_links = || allows(Feature::Files) && !allows(Feature::Links);
+        let no_links = || allows(CallGroup::Files) && !allows(CallGroup::Ipc);
         assert!(holds_under_action(libc::SYS_sendmsg, refused, no_links));
-        let no_files = || allows(Feature::Links) && !allows(Feature::Files);
+        let no_files = || allows(CallGroup::Ipc) && !allows(CallGroup::Files);
         assert!(holds_under_action(libc::SYS_unshare, refused, all), "which may be refused");
         assert!(holds_under(libc::SYS_unshare, no_links));
         assert!(holds_under_action(
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn a_filter_of_the_programs_own_switches_everything_off() {
         let own = || {
-            note_own();
+            note_program_filter();
             FEATURES.iter().all(|(feature, _)| !allows(*feature))
         };
         assert!(holds_under(libc::SYS_getpgid, own));

@@ -31,17 +31,17 @@ impl<T> Guarded<T> {
     /// Waits for the lock and acquires it.
     #[inline]
     #[must_use]
-    pub fn lock(&self) -> Held<'_, T> {
+    pub fn lock(&self) -> GuardedRef<'_, T> {
         self.lock.lock();
-        Held(self, PhantomData)
+        GuardedRef(self, PhantomData)
     }
 
     /// Acquires the lock if it is free.
     #[inline]
     #[must_use]
-    pub fn try_lock(&self) -> Option<Held<'_, T>> {
+    pub fn try_lock(&self) -> Option<GuardedRef<'_, T>> {
         // `then_some` would construct, and drop, a guard that unlocks.
-        self.lock.try_lock().then(|| Held(self, PhantomData))
+        self.lock.try_lock().then(|| GuardedRef(self, PhantomData))
     }
 
     /// The lock alone, to be held across a fork, during which no thread accesses the value.
@@ -52,9 +52,9 @@ impl<T> Guarded<T> {
 }
 
 /// A guard that gives access to the value. Not `Send`, because the lock has an owner.
-pub struct Held<'a, T>(&'a Guarded<T>, PhantomData<*const ()>);
+pub struct GuardedRef<'a, T>(&'a Guarded<T>, PhantomData<*const ()>);
 
-impl<T> core::ops::Deref for Held<'_, T> {
+impl<T> core::ops::Deref for GuardedRef<'_, T> {
     type Target = T;
 
     #[inline]
@@ -64,7 +64,7 @@ impl<T> core::ops::Deref for Held<'_, T> {
     }
 }
 
-impl<T> core::ops::DerefMut for Held<'_, T> {
+impl<T> core::ops::DerefMut for GuardedRef<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this thread holds the lock, and the exclusive reference cannot outlive the guard's borrow.
@@ -72,7 +72,7 @@ impl<T> core::ops::DerefMut for Held<'_, T> {
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for GuardedRef<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.0.lock.unlock();

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
 /// The start of a handler thread, for which its creator waits. One start at a time.
 #[derive(Debug)]
-pub struct Start {
+pub struct HandlerStart {
     /// Number of threads that have reported so far, also those that a forked child does not have.
     report_count: Futex,
     /// Error of the last thread's start; 0 if it started.
@@ -22,7 +22,7 @@ pub struct Start {
     role: Role,
 }
 
-impl Start {
+impl HandlerStart {
     crate::constant! {
         /// Returns the state before any start.
         #[must_use]
@@ -31,13 +31,13 @@ impl Start {
         }
     }
 
-    /// Runs `body(argument)` in a new thread, and waits until that thread [reports](Start::tell)
+    /// Runs `body(argument)` in a new thread, and waits until that thread [reports](HandlerStart::report)
     /// whether it has all that it needs.
     ///
     /// # Errors
     /// The error of pthread_create(3), or of the new thread.
     pub fn run(&self, body: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -> Result<(), Errno> {
-        if !thread::ours_may_start() {
+        if !thread::may_start_library_threads() {
             return Err(Errno(libc::EAGAIN));
         }
         let before = self.report_count.load(Acquire);
@@ -49,7 +49,7 @@ impl Start {
                 self.report_count.wait(before);
             }
         }
-        last_thread::settle(self.role, started.is_ok() && self.is_isolated.load(Relaxed));
+        last_thread::finish_start(self.role, started.is_ok() && self.is_isolated.load(Relaxed));
         started?;
         match self.errno.load(Relaxed) {
             0 => Ok(()),
@@ -70,7 +70,7 @@ impl Start {
     }
 
     /// Reports, once and from the new thread, whether it has all that it needs to serve.
-    pub fn tell(&self, result: Result<(), Errno>) {
+    pub fn report(&self, result: Result<(), Errno>) {
         self.errno.store(result.err().map_or(0, |errno| errno.0), Relaxed);
         self.report_count.fetch_add(1, Release);
         self.report_count.wake(i32::MAX as u32);
@@ -106,10 +106,10 @@ impl OwnersFault {
 mod tests {
     use super::*;
 
-    static START: Start = Start::new(Role::Faults);
+    static START: HandlerStart = HandlerStart::new(Role::Faults);
 
     extern "C" fn tell(argument: *mut c_void) -> *mut c_void {
-        START.tell(if argument.is_null() { Ok(()) } else { Err(Errno::ENOMEM) });
+        START.report(if argument.is_null() { Ok(()) } else { Err(Errno::ENOMEM) });
         argument
     }
 

@@ -94,7 +94,7 @@ pub fn processor_ns() -> u64 {
 
 /// Whether the process may read the time stamp counter, which `PR_SET_TSC` can forbid.
 #[must_use]
-pub fn may_read_counter() -> bool {
+pub fn may_read_tsc() -> bool {
     let mut mode = 0i32;
     // SAFETY: PR_GET_TSC writes one int to `mode`, which lives through the call.
     let asked = unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_GET_TSC, &raw mut mode)) };

@@ -281,13 +281,13 @@ pub fn refuse(kind: Kind, errno: i32) {
 }
 
 /// Ends the effect of [`refuse`].
-pub fn refuse_nothing() {
+pub fn stop_refusing() {
     REFUSED.store(-1, Relaxed);
 }
 
 /// Whether the next counted call does only half of its work.
 #[must_use]
-pub fn next_is_cut() -> bool {
+pub fn is_next_short() -> bool {
     MODE.load(Relaxed) == i32::from(b'~')
         && log().is_some_and(|log| log.count.load(Relaxed) + 1 == AT.load(Relaxed))
 }

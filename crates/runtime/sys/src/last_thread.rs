@@ -39,7 +39,7 @@ static ENDS: [Ends; 3] = [const { Ends { held: OwnSlot::empty(), watched: OwnSlo
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// Notes that a process is created that shares the program's table. Later threads query `/proc`.
-pub fn share_table() {
+pub fn note_shared_table() {
     IS_SHARED.store(true, Relaxed);
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn prepare(role: Role) {
 
 /// Completes the start of the library's thread, successful or not: removes the watched end from the
 /// program's table, and the held end if the thread has no table of its own, which makes it useless.
-pub(crate) fn settle(role: Role, is_isolated: bool) {
+pub(crate) fn finish_start(role: Role, is_isolated: bool) {
     let ends = &ENDS[role as usize];
     drop(ends.watched.take());
     if !is_isolated {
@@ -76,12 +76,12 @@ pub fn forget(role: Role) {
 
 /// Resets the state in a forked child, which has no such thread. `has_own_descriptors` is false if
 /// the child shares its parent's table.
-pub fn in_child(role: Role, has_own_descriptors: bool) {
+pub fn reset_in_child(role: Role, has_own_descriptors: bool) {
     thread::forget(role);
-    thread::first_is_new();
+    thread::reset_first_thread();
     WAS_OUTLIVED.store(false, Relaxed);
     if let Some(held) = ENDS[role as usize].held.take() {
-        held.end_in_child(has_own_descriptors);
+        held.close_in_child(has_own_descriptors);
     }
     if has_own_descriptors {
         IS_SHARED.store(false, Relaxed);
@@ -95,7 +95,7 @@ pub fn descriptors() -> impl Iterator<Item = ProgramFd> {
 
 /// Moves one of these descriptors to another number, because the program is about to use its
 /// number. False if `fd` is none of them.
-pub fn make_way(fd: ProgramFd) -> bool {
+pub fn relocate_descriptor(fd: ProgramFd) -> bool {
     let Some(ends) = ENDS.iter().find(|ends| ends.held.as_program() == Some(fd)) else { return false };
     // If no other number is free, the pipe hangs up, and `/proc` is queried.
     drop(ends.held.replace(duplicate_high(fd)));
@@ -151,7 +151,7 @@ impl LastThread {
         if now_ms < due_ms {
             return false;
         }
-        if !thread::others_may_live() {
+        if !thread::may_have_other_threads() {
             return true;
         }
         let goes_on = self.interval_ms < QUERY_INTERVAL_MS || may_query();
@@ -164,14 +164,14 @@ impl LastThread {
 /// Whether `/proc` may be queried while a thread of the program may exist: not under a seccomp
 /// filter that would kill the process.
 fn may_query() -> bool {
-    !cfg!(loom) && filter::allows(filter::Feature::Proc)
+    !cfg!(loom) && filter::allows(filter::CallGroup::Proc)
 }
 
 /// Whether the process's first thread has ended by itself while others of the program lived.
 static WAS_OUTLIVED: AtomicBool = AtomicBool::new(false);
 
 /// Notes that the process's first thread ends by itself while others of the program live.
-pub fn first_is_outlived() {
+pub fn note_first_thread_ended() {
     WAS_OUTLIVED.store(true, Relaxed);
 }
 
@@ -236,15 +236,15 @@ mod tests {
     #[test]
     fn a_descriptor_of_these_gets_another_number() {
         prepare(Role::Twin);
-        settle(Role::Twin, true);
+        finish_start(Role::Twin, true);
         let number = || ENDS[Role::Twin as usize].held.as_program();
         let held = number().expect("a pipe was made");
         assert!(descriptors().any(|fd| fd == held));
-        assert!(make_way(held));
+        assert!(relocate_descriptor(held));
         let other = number().expect("it is still there");
         assert!(other != held);
-        assert!(!make_way(held));
-        in_child(Role::Twin, true);
+        assert!(!relocate_descriptor(held));
+        reset_in_child(Role::Twin, true);
         assert_eq!((number(), crate::fd::closes_on_exec(other)), (None, None));
     }
 

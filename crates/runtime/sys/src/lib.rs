@@ -28,7 +28,6 @@ pub mod alloc {
 #[cfg(not(loom))]
 pub mod area;
 pub mod atomic_write;
-pub mod awake;
 #[cfg(not(loom))]
 pub mod background;
 pub mod bytes;
@@ -39,12 +38,10 @@ pub mod control;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod deferral;
 pub mod descriptor;
-#[cfg(not(loom))]
-pub mod diag;
-pub mod directory;
 pub mod epoll;
 pub mod errno;
 pub mod fd;
+pub mod features;
 pub mod file;
 pub mod filter;
 pub mod guarded;
@@ -56,28 +53,29 @@ pub mod iovec;
 pub mod last_thread;
 pub mod lifeline;
 pub mod lineage;
-#[cfg(not(loom))]
-pub mod link;
 pub mod lock;
 mod maps;
 pub mod mem;
 pub mod messages;
 pub mod objects;
-#[cfg(all(target_arch = "x86_64", not(loom)))]
-mod own;
 pub mod owner;
 pub mod peek;
 pub mod pins;
 pub mod pipe;
 pub mod presence;
+pub mod private_directory;
 pub mod procmap;
 pub mod raw;
 pub mod readable;
 #[cfg(not(loom))]
 pub mod rights;
 #[cfg(not(loom))]
-pub mod signal;
+pub mod seqpacket;
 mod signal_mask;
+#[cfg(not(loom))]
+pub mod sigpipe;
+#[cfg(not(loom))]
+pub mod sock_diag;
 pub mod socket;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod stack;
@@ -89,6 +87,8 @@ pub mod symbols;
 pub mod sync;
 pub mod tcp;
 pub mod thread;
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+mod thread_words;
 #[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;
 #[cfg(not(loom))]

@@ -39,29 +39,29 @@ impl Lifeline {
 
 /// Result of reading a lifeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum LifelineEvent {
     /// Nothing new: a process still holds the write end.
     Nothing,
     /// A word that the child has sent.
-    Said(u64),
+    Word(u64),
     /// No process holds the write end any more.
     Ended,
 }
 
 /// Reads the next event of a lifeline, without blocking. Only one thread may do so at a time.
 #[must_use]
-pub fn hear(watched: impl Descriptor) -> Heard {
+pub fn next_event(watched: impl Descriptor) -> LifelineEvent {
     let mut word = 0u64;
     // SAFETY: read(2) writes at most 8 bytes to `word`, which lives through the call.
     match unsafe { syscall!(libc::SYS_read, watched, &raw mut word, 8) } {
-        8 => Heard::Said(word),
-        0 => Heard::Ended,
-        _ => Heard::Nothing,
+        8 => LifelineEvent::Word(word),
+        0 => LifelineEvent::Ended,
+        _ => LifelineEvent::Nothing,
     }
 }
 
 /// Sends a word before another program is executed. If that fails, the program inherits the lifeline instead.
-pub fn say(held: impl Descriptor, word: u64) {
+pub fn send_word(held: impl Descriptor, word: u64) {
     // SAFETY: write(2) reads the 8 bytes of `word`, and writes so few atomically (pipe(7)).
     if unsafe { syscall!(libc::SYS_write, held, &raw const word, 8) } != 8 {
         keep_on_exec(held);
@@ -75,21 +75,21 @@ mod tests {
     #[test]
     fn the_end_of_all_that_hold_it_shows() {
         let Lifeline { watched, held } = Lifeline::make().expect("a pipe");
-        assert_eq!(hear(&watched), Heard::Nothing);
+        assert_eq!(next_event(&watched), LifelineEvent::Nothing);
         // SAFETY: the child only sleeps and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             std::thread::sleep(std::time::Duration::from_millis(50));
-            say(&held, 77);
+            send_word(&held, 77);
             // SAFETY: _exit(2) ends the child without running the parent's destructors.
             unsafe { libc::_exit(0) };
         }
         drop(held);
-        assert_eq!(hear(&watched), Heard::Nothing);
+        assert_eq!(next_event(&watched), LifelineEvent::Nothing);
         let mut status = 0;
         // SAFETY: waitpid(2) writes one int to `status`; the child is the test's own.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(hear(&watched), Heard::Said(77));
-        assert_eq!(hear(&watched), Heard::Ended);
+        assert_eq!(next_event(&watched), LifelineEvent::Word(77));
+        assert_eq!(next_event(&watched), LifelineEvent::Ended);
     }
 }

@@ -60,12 +60,12 @@ pub fn forget_thread_id() {
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 #[inline]
 fn remembered_id() -> u32 {
-    crate::own::own().id.load(Ordering::Relaxed)
+    crate::thread_words::thread_words().id.load(Ordering::Relaxed)
 }
 
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 fn remember_id(id: u32) {
-    crate::own::own().id.store(id, Ordering::Relaxed);
+    crate::thread_words::thread_words().id.store(id, Ordering::Relaxed);
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(loom))))]
@@ -219,7 +219,7 @@ impl Critical {
 
     /// Runs `section`, a system call of the program's, with handlers enabled. The `errno` that
     /// `section` leaves is restored at the end of the critical section.
-    pub fn leave_for<T>(&self, section: impl FnOnce() -> T) -> T {
+    pub fn run_outside<T>(&self, section: impl FnOnce() -> T) -> T {
         self.leave();
         let result = section();
         self.errno.set(crate::errno::get());
@@ -245,7 +245,7 @@ impl Drop for Critical {
 }
 
 /// Makes the system calls of a [`Critical`], to test whether a filter allows them.
-pub(crate) fn try_mask() {
+pub(crate) fn probe_mask_calls() {
     drop(Critical::enter());
 }
 
@@ -305,7 +305,7 @@ mod tests {
             // SAFETY: pthread_self is a live thread, and SIGUSR2 has a handler.
             unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
             assert_eq!(HITS.load(SeqCst), 0);
-            critical.leave_for(|| assert_eq!(HITS.load(SeqCst), 1));
+            critical.run_outside(|| assert_eq!(HITS.load(SeqCst), 1));
             // SAFETY: pthread_self is a live thread, and SIGUSR2 has a handler.
             unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
             assert_eq!(HITS.load(SeqCst), 1);

@@ -6,7 +6,7 @@ use core::ffi::{c_int, c_void};
 /// (`PT_LOAD` with `PF_R` alone: constants): address and length in the file, bytes.
 ///
 /// Takes the loader's lock. Meant for the time when the library is loaded, before other threads exist.
-pub fn for_each_constant(each: &mut dyn FnMut(usize, usize)) {
+pub fn for_each_read_only_segment(each: &mut dyn FnMut(usize, usize)) {
     let mut each = each;
     // SAFETY: `object` has the type of the callback, and gets the pointer to `each`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(object), (&raw mut each).cast()) };
@@ -42,7 +42,7 @@ mod tests {
     fn constants_are_found_and_variables_are_not() {
         let variable = std::hint::black_box(Box::new(7));
         let (mut constant, mut other) = (false, false);
-        for_each_constant(&mut |start, len_bytes| {
+        for_each_read_only_segment(&mut |start, len_bytes| {
             let holds = |address: usize| address.wrapping_sub(start) < len_bytes;
             constant |= holds(std::hint::black_box(&CONSTANT).as_ptr() as usize);
             other |= holds((&raw const *variable) as usize) || holds(object as *const () as usize);

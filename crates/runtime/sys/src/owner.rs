@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that this process owns its memory: at start, and after a fork.
-pub fn own_process() {
+pub fn claim_memory() {
     OWNER.store(std::process::id(), Relaxed);
 }
 
@@ -18,6 +18,6 @@ pub fn is_owner() -> bool {
 
 /// Notes that the process begins to exit. Returns true if it owns its memory and this is the first call.
 #[must_use]
-pub fn begin_to_end() -> bool {
+pub fn begin_exit() -> bool {
     OWNER.compare_exchange(std::process::id(), 0, Relaxed, Relaxed).is_ok()
 }

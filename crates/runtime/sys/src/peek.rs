@@ -1,7 +1,7 @@
 //! Reading memory of this process that may be unmapped, by a system call that reports bad addresses.
 
 use crate::call::{kernel, syscall};
-use crate::errno::{Errno, Keep, check};
+use crate::errno::{Errno, SavedErrno, check};
 
 /// Copies the readable bytes at `address` to `bytes` and returns their number, which is smaller
 /// than the length of `bytes` if the memory ends. `errno` is kept.
@@ -11,7 +11,7 @@ use crate::errno::{Errno, Keep, check};
 /// # Errors
 /// EFAULT if nothing is mapped there; ENOSYS, EPERM and so on if the call is not allowed at all.
 pub fn peek(address: usize, bytes: &mut [u8]) -> Result<usize, Errno> {
-    let _errno = Keep::new();
+    let _errno = SavedErrno::new();
     let local = [bytes.as_mut_ptr() as usize, bytes.len()];
     let remote = [address, bytes.len()];
     // Not a cached number, because a child that shares or copies this memory has another id.

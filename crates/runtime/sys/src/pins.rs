@@ -21,14 +21,14 @@ const HARMLESS: &[u8] = b"T\x89fvX\x12\x94R$\xB7\xAA\xAE";
 static MAY_BE_UNCOUNTED: AtomicBool = AtomicBool::new(false);
 
 /// Notes a request that the program is about to make of a descriptor (ioctl(2)).
-pub fn before_request(request: u64) {
+pub fn note_ioctl(request: u64) {
     if !HARMLESS.contains(&((request >> 8) as u8)) {
         MAY_BE_UNCOUNTED.store(true, Relaxed);
     }
 }
 
 /// Notes an option that the program is about to set on a socket (setsockopt(2)).
-pub fn before_option(level: i32) {
+pub fn note_setsockopt(level: i32) {
     if level == libc::SOL_XDP {
         MAY_BE_UNCOUNTED.store(true, Relaxed);
     }
@@ -37,7 +37,7 @@ pub fn before_option(level: i32) {
 /// Whether this process has neither pinned nor locked pages, so that only the program would notice
 /// a dropped page. Takes some 20 µs. A page that another thread pins meanwhile is missed.
 #[must_use]
-pub fn are_none() -> bool {
+pub fn has_no_pins() -> bool {
     if MAY_BE_UNCOUNTED.load(Relaxed) {
         return false;
     }
@@ -71,20 +71,20 @@ mod tests {
     #[test]
     fn locked_memory_counts_and_so_does_a_request_that_may_pin() {
         // One test, because both parts change the state of the whole process.
-        assert!(are_none());
+        assert!(has_no_pins());
         let page = crate::mem::map_zeroes(crate::PAGE_BYTES).expect("memory");
         // SAFETY: mlock(2) is given one page that the test has mapped.
         assert_eq!(unsafe { libc::mlock(page as *const libc::c_void, crate::PAGE_BYTES) }, 0);
-        assert!(!are_none());
+        assert!(!has_no_pins());
         // SAFETY: munlock(2) is given one page that the test has mapped.
         unsafe { libc::munlock(page as *const libc::c_void, crate::PAGE_BYTES) };
-        assert!(are_none());
-        before_request(libc::FIONREAD);
-        before_request(0xC028_AA05);
-        before_option(libc::SOL_SOCKET);
-        assert!(are_none());
+        assert!(has_no_pins());
+        note_ioctl(libc::FIONREAD);
+        note_ioctl(0xC028_AA05);
+        note_setsockopt(libc::SOL_SOCKET);
+        assert!(has_no_pins());
         // The request is VIDIOC_QBUF.
-        before_request(0xC058_560F);
-        assert!(!are_none());
+        note_ioctl(0xC058_560F);
+        assert!(!has_no_pins());
     }
 }

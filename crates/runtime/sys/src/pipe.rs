@@ -105,7 +105,7 @@ impl Pipe {
 
     /// Discards the `len_bytes` bytes in the pipe. Returns whether it is empty then.
     #[must_use]
-    pub fn empty(self, len_bytes: usize) -> bool {
+    pub fn drain(self, len_bytes: usize) -> bool {
         let Some(null_device) = null_device() else { return false };
         let mut left = len_bytes;
         // A pending signal ends the call before it has moved anything.
@@ -113,7 +113,7 @@ impl Pipe {
             if left == 0 {
                 return true;
             }
-            match self.pass(null_device, left, false) {
+            match self.splice_to(null_device, left, false) {
                 Ok(bytes) if bytes > 0 => left -= bytes,
                 Err(Errno(libc::EINTR)) => {}
                 _ => return false,
@@ -133,7 +133,7 @@ impl Pipe {
     ///
     /// # Errors
     /// Errors of vmsplice(2): EFAULT, or EAGAIN if the pipe is full.
-    pub fn put(self, parts: &[Part]) -> Result<usize, Errno> {
+    pub fn vmsplice(self, parts: &[Part]) -> Result<usize, Errno> {
         let flags = libc::SPLICE_F_NONBLOCK;
         // SAFETY: `parts` lives through the call; vmsplice(2) only takes references to pages, and
         // fails with EFAULT at invalid addresses.
@@ -151,7 +151,7 @@ impl Pipe {
     ///
     /// # Errors
     /// Errors of splice(2): those of sendmsg(2) on a socket, and EINVAL if `to` does not support splicing.
-    pub fn pass(self, to: impl Descriptor, len_bytes: usize, more: bool) -> Result<usize, Errno> {
+    pub fn splice_to(self, to: impl Descriptor, len_bytes: usize, more: bool) -> Result<usize, Errno> {
         let flags = libc::SPLICE_F_NONBLOCK | if more { libc::SPLICE_F_MORE } else { 0 };
         // SAFETY: splice(2) gets no offsets, so it takes only integers.
         let passed =
@@ -216,14 +216,14 @@ mod tests {
         let text = *b"one and two";
         let parts =
             [(0, 3), (3, 8)].map(|(at, len_bytes)| Part { address: text.as_ptr() as usize + at, len_bytes });
-        assert_eq!(pipe.put(&parts), Ok(11));
-        assert_eq!(pipe.pass(here.as_fd(), 11, false), Ok(11));
+        assert_eq!(pipe.vmsplice(&parts), Ok(11));
+        assert_eq!(pipe.splice_to(here.as_fd(), 11, false), Ok(11));
         let mut read = [0; 11];
         there.read_exact(&mut read).expect("bytes");
         assert_eq!(read, text);
-        assert_eq!(pipe.put(&parts), Ok(11));
-        assert!(pipe.empty(11), "what is not wanted is thrown away");
-        assert_eq!(pipe.pass(here.as_fd(), 11, false), Err(Errno(libc::EAGAIN)));
+        assert_eq!(pipe.vmsplice(&parts), Ok(11));
+        assert!(pipe.drain(11), "what is not wanted is thrown away");
+        assert_eq!(pipe.splice_to(here.as_fd(), 11, false), Err(Errno(libc::EAGAIN)));
         pipe.close();
         assert!(!pipe.is_ours());
     }

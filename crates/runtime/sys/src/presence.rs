@@ -111,7 +111,7 @@ fn wait_for_fork(tries: &mut u32, most: u32) -> bool {
         return false;
     }
     *tries += 1;
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     thread::pause();
     true
 }
@@ -166,16 +166,16 @@ impl Section {
     /// Leaves the section for the program's own code or system call, with its signals, from which
     /// the thread may jump away. The section continues afterwards; if a fork prevents that,
     /// [`Section::is_outside`] is true.
-    pub fn leave_for<T>(&self, call: impl FnOnce() -> T) -> T {
+    pub fn run_outside<T>(&self, call: impl FnOnce() -> T) -> T {
         if self.is_outside() {
             // Sections of a signal handler are independent of this one.
             OUTSIDE.with(|outside| outside.set(false));
-            let result = self.critical.leave_for(call);
+            let result = self.critical.run_outside(call);
             OUTSIDE.with(|outside| outside.set(true));
             return result;
         }
         leave();
-        let result = self.critical.leave_for(call);
+        let result = self.critical.run_outside(call);
         if !enter() {
             self.reenter();
         }
@@ -218,7 +218,7 @@ pub fn is_outside() -> bool {
 }
 
 /// Prepares a fork: lets no thread enter any more, and waits until only the calling thread is inside.
-pub fn close() {
+pub fn begin_fork() {
     TABLE.forks.fetch_add(1, Ordering::Relaxed);
     for part in &TABLE.parts {
         part.0.fetch_or(FORK, Ordering::AcqRel);
@@ -234,14 +234,14 @@ pub fn close() {
 }
 
 /// Ends a fork in the parent: threads may enter again.
-pub fn open() {
+pub fn end_fork() {
     for part in &TABLE.parts {
         part.0.fetch_and(!FORK, Ordering::AcqRel);
     }
 }
 
 /// Ends a fork in the child, where the calling thread is the only one and has a new id.
-pub fn open_in_child() {
+pub fn end_fork_in_child() {
     for part in &TABLE.parts {
         part.0.store(0, Ordering::Release);
     }
@@ -256,23 +256,23 @@ mod tests {
     #[test]
     fn a_fork_waits_for_those_inside_and_keeps_others_out() {
         let section = Section::enter().expect("no fork");
-        let forking = std::thread::spawn(close);
+        let forking = std::thread::spawn(begin_fork);
         // While the other thread waits for this one, nested sections still work.
         while own_part().load(Ordering::Acquire) & FORK == 0 {
             thread::pause();
         }
         assert!(Presence::enter().is_some());
         assert!(!forking.is_finished());
-        section.leave_for(|| forking.join().expect("nobody is inside"));
+        section.run_outside(|| forking.join().expect("nobody is inside"));
         assert!(section.is_outside());
         drop(section);
         assert!(!is_outside());
         assert!(Section::enter().is_none() && Presence::enter().is_none());
-        open();
+        end_fork();
         let section = Section::enter().expect("the fork is over");
-        section.leave_for(|| assert_eq!(own_part().load(Ordering::Acquire), 0));
+        section.run_outside(|| assert_eq!(own_part().load(Ordering::Acquire), 0));
         assert!(!section.is_outside());
-        open_in_child();
+        end_fork_in_child();
         drop(section);
         assert_eq!(own_part().load(Ordering::Acquire), 0);
     }

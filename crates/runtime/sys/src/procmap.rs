@@ -66,7 +66,11 @@ const STACK: &[u8] = b"[stack";
 ///
 /// # Errors
 /// ENOTTY before Linux 6.11; errors of open(2) without /proc.
-pub fn all(start: usize, end: usize, mut each: impl FnMut(Mapping) -> bool) -> Result<bool, Errno> {
+pub fn for_each_mapping(
+    start: usize,
+    end: usize,
+    mut each: impl FnMut(Mapping) -> bool,
+) -> Result<bool, Errno> {
     let fd = open_maps()?;
     let mut at = start;
     loop {
@@ -83,7 +87,7 @@ pub fn all(start: usize, end: usize, mut each: impl FnMut(Mapping) -> bool) -> R
 
 /// Position in a mapped file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FilePlace {
+pub struct FilePosition {
     /// Offset in the file.
     pub offset: u64,
     /// Inode number of the file.
@@ -97,7 +101,7 @@ pub struct FilePlace {
 ///
 /// # Errors
 /// Errors of open(2) without /proc.
-pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePlace>, Errno> {
+pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePosition>, Errno> {
     let fd = open_maps()?;
     let mut name = [0u8; MAX_NAME_BYTES];
     let result = line(&fd, address, &mut name);
@@ -105,7 +109,7 @@ pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePlace>, Err
     let len = until_zero(&name).len().min(path.len());
     path[..len].copy_from_slice(&name[..len]);
     let offset = line.offset + (address - line.start) as u64;
-    Ok(Some(FilePlace { offset, inode: line.inode, path_len_bytes: len }))
+    Ok(Some(FilePosition { offset, inode: line.inode, path_len_bytes: len }))
 }
 
 /// Returns the range of the mapping that covers `address`, and whether it is the first thread's
@@ -192,7 +196,7 @@ static EXCLUDED: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize:
 
 /// Excludes a range from holding views, because another layer registers it with a userfaultfd of
 /// its own. There is one such range at most.
-pub fn keep_out(start: usize, len_bytes: usize) {
+pub fn exclude_range(start: usize, len_bytes: usize) {
     EXCLUDED.0.store(start, Relaxed);
     EXCLUDED.1.store(start + len_bytes, Relaxed);
 }
@@ -262,7 +266,7 @@ mod tests {
         let address = heap.as_ptr() as usize + crate::PAGE_BYTES;
         let one = |address: usize| {
             let mut found = None;
-            all(address, address + 1, |mapping| {
+            for_each_mapping(address, address + 1, |mapping| {
                 found = Some(mapping);
                 true
             })

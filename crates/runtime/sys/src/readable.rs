@@ -4,9 +4,9 @@
 
 use crate::PAGE_BYTES;
 use crate::call::syscall;
-use crate::errno::{Errno, Keep};
+use crate::errno::{Errno, SavedErrno};
 #[cfg(all(target_arch = "x86_64", not(loom)))]
-use crate::own::{own, stack_pointer};
+use crate::thread_words::{stack_pointer, thread_words};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Number of bytes that one test copies from user memory.
@@ -18,7 +18,7 @@ const FUTEX_BYTES: usize = core::mem::size_of::<u32>();
 static IS_DISABLED: AtomicBool = AtomicBool::new(false);
 
 /// Makes all tests fail from here on, without a system call: a filter may kill the process for the calls.
-pub fn leave() {
+pub fn disable() {
     IS_DISABLED.store(true, Relaxed);
 }
 
@@ -41,7 +41,7 @@ fn is_word_readable(address: usize) -> bool {
 #[inline]
 fn is_on_stack(address: usize, len_bytes: usize) -> bool {
     let sp = stack_pointer();
-    let own = own();
+    let own = thread_words();
     let (low, high) = (own.room_low.load(Relaxed) as usize, own.room_high.load(Relaxed) as usize);
     let end = if low <= sp && sp < high { high } else { sp / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES };
     sp <= address && address < end && len_bytes <= end - address
@@ -69,7 +69,7 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
     }
     let Some(last_byte) = address.checked_add(len_bytes - 1) else { return false };
     let page_of = |address: usize| address / PAGE_BYTES * PAGE_BYTES;
-    let _errno = Keep::new();
+    let _errno = SavedErrno::new();
     // One aligned word of each page, which crosses no page. Larger pages are tested repeatedly.
     let mut at = address / WORD_BYTES * WORD_BYTES;
     loop {
@@ -118,7 +118,7 @@ pub fn writable_bytes(address: usize, len_bytes: usize) -> usize {
     if IS_DISABLED.load(Relaxed) {
         return 0;
     }
-    let _errno = Keep::new();
+    let _errno = SavedErrno::new();
     let end = address.saturating_add(len_bytes);
     let mut at = address;
     while at < end {
@@ -149,9 +149,9 @@ mod tests {
         let check = || {
             let array = core::hint::black_box([0u64; 8192]);
             let start = array.as_ptr() as usize;
-            assert!(crate::stack_room::is_left(1), "asks where the stack ends");
+            assert!(crate::stack_room::is_available(1), "asks where the stack ends");
             assert!(is_on_stack(start, size_of_val(&array)) && is_on_stack(start, 0));
-            let own = own();
+            let own = thread_words();
             let (low, high) = (own.room_low.load(Relaxed) as usize, own.room_high.load(Relaxed) as usize);
             assert!(is_on_stack(high - 8, 8) && !is_on_stack(high - 8, 9) && !is_on_stack(high, 0));
             assert!(!is_on_stack(low, 8) && !is_on_stack(start, usize::MAX) && !is_on_stack(0, 8));

@@ -46,7 +46,7 @@ impl Rights {
 /// Whether other processes of its user may access this one: it is dumpable (`PR_SET_DUMPABLE`) and
 /// gained no privileges when it was executed.
 #[must_use]
-pub fn is_open() -> bool {
+pub fn is_accessible() -> bool {
     // SAFETY: PR_GET_DUMPABLE takes only integers, and accesses no memory of the process.
     unsafe { kernel!(Ask, syscall!(libc::SYS_prctl, libc::PR_GET_DUMPABLE, 0, 0, 0, 0)) == 1 }
 }
@@ -54,11 +54,11 @@ pub fn is_open() -> bool {
 /// Whether the process with this id could access this one: both have one user in one user
 /// namespace, it has every capability of this one, and this one is dumpable. False if unknown.
 #[must_use]
-pub fn may_look_here(process: u32) -> bool {
+pub fn may_access_this_process(process: u32) -> bool {
     let (Some(own), Some(theirs)) = (Rights::of("self"), Rights::of(&process.to_string())) else {
         return false;
     };
-    is_open() && theirs.0.reach(&own.0) && own.1 == theirs.1
+    is_accessible() && theirs.0.reach(&own.0) && own.1 == theirs.1
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_process_may_look_into_itself_and_nobody_else_may() {
-        assert!(is_open() && may_look_here(std::process::id()));
-        assert!(!may_look_here(u32::MAX));
+        assert!(is_accessible() && may_access_this_process(std::process::id()));
+        assert!(!may_access_this_process(u32::MAX));
     }
 }

@@ -342,19 +342,19 @@ impl Uffd {
     ///
     /// # Errors
     /// ENOSYS in every case.
-    pub fn ring(self, _announce: impl FnOnce(usize)) -> Result<(), Errno> {
+    pub fn wake_handler(self, _announce: impl FnOnce(usize)) -> Result<(), Errno> {
         Err(Errno(libc::ENOSYS))
     }
 }
 
 /// Whether pages are moved: always, in models.
 #[must_use]
-pub fn moves() -> bool {
+pub fn can_move_pages() -> bool {
     true
 }
 
 /// Does nothing: every model moves pages.
-pub fn leave_moves() {}
+pub fn disable_moves() {}
 
 /// Waits for faults: without limit if the timeout is negative, else not at all.
 pub fn wait(

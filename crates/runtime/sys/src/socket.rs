@@ -120,12 +120,12 @@ pub fn cookie(fd: impl Descriptor) -> Result<u64, Errno> {
 ///
 /// # Errors
 /// Errors of getsockopt(2): EBADF, ENOTSOCK.
-pub fn least_bytes(fd: impl Descriptor) -> Result<u32, Errno> {
+pub fn receive_low_water_bytes(fd: impl Descriptor) -> Result<u32, Errno> {
     option::<1>(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).map(|[bytes]| bytes)
 }
 
 /// Shuts a connection down in both directions.
-pub fn reset(fd: impl Descriptor) {
+pub fn shut_down(fd: impl Descriptor) {
     // SAFETY: shutdown(2) takes only integers here, and accesses no memory of the process.
     unsafe { kernel!(Ask, syscall!(libc::SYS_shutdown, fd, libc::SHUT_RDWR)) };
 }
@@ -192,7 +192,7 @@ pub fn has_bbr(fd: impl Descriptor) -> bool {
 /// Returns the local address and the peer's, as the kernel writes them; `None` if the socket has
 /// none or is not connected.
 #[must_use]
-pub fn ends(fd: impl Descriptor) -> Option<[[u8; 28]; 2]> {
+pub fn addresses(fd: impl Descriptor) -> Option<[[u8; 28]; 2]> {
     let mut found = [[0; 28]; 2];
     for (call, address) in [libc::SYS_getsockname, libc::SYS_getpeername].into_iter().zip(&mut found) {
         let mut len_bytes = address.len() as u32;
@@ -210,7 +210,7 @@ pub fn is_on_this_host(fd: impl Descriptor) -> bool {
     match kind(fd) {
         Ok((libc::AF_UNIX, ..)) => true,
         Ok((libc::AF_INET | libc::AF_INET6, ..)) => {
-            ends(fd).is_some_and(|[near, far]| is_same_host(&near, &far))
+            addresses(fd).is_some_and(|[near, far]| is_same_host(&near, &far))
         }
         _ => false,
     }

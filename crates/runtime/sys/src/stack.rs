@@ -8,7 +8,7 @@
 //!
 //! Other stacks (coroutines', sigaltstack's) may be freed at any time: nothing is known about them.
 
-use crate::own::own;
+use crate::thread_words::thread_words;
 use core::ops::Range;
 use core::sync::atomic::{Ordering::Relaxed, compiler_fence};
 
@@ -21,8 +21,8 @@ const MAX_GROWS_BYTES: u64 = 128 << 20;
 /// Returns the mapped part of the calling thread's own stack, if `sp` is in it. Queries the kernel
 /// (2 µs) a few times in a thread's life. `errno` is kept.
 #[must_use]
-pub fn around(sp: usize, may_query: bool) -> Option<Range<usize>> {
-    let own = own();
+pub fn mapped_range(sp: usize, may_query: bool) -> Option<Range<usize>> {
+    let own = thread_words();
     let (low, high) = (own.stack_low.load(Relaxed), own.stack_high.load(Relaxed));
     if low <= sp as u64 && (sp as u64) < high {
         return Some(low as usize..high as usize);
@@ -33,13 +33,13 @@ pub fn around(sp: usize, may_query: bool) -> Option<Range<usize>> {
 
 #[cold]
 fn ask(sp: usize) -> Option<Range<usize>> {
-    let own = own();
+    let own = thread_words();
     let queries = own.stack_queries.load(Relaxed);
     if queries >= MAX_QUERIES {
         return None;
     }
     own.stack_queries.store(queries + 1, Relaxed);
-    let _errno = crate::errno::Keep::new();
+    let _errno = crate::errno::SavedErrno::new();
     let (mapping, is_first) = crate::procmap::range_at(sp).ok()??;
     let thread: usize;
     // SAFETY: the first word of a thread's area is the area's address (x86-64 ABI, thread-local storage).
@@ -69,11 +69,11 @@ mod tests {
         let check = || {
             let here = 0u8;
             let at = &raw const here as usize;
-            let found = around(at, true).expect("a stack");
+            let found = mapped_range(at, true).expect("a stack");
             assert!(found.contains(&at) && found.len() >= crate::PAGE_BYTES);
-            assert_eq!(around(at, false), Some(found));
+            assert_eq!(mapped_range(at, false), Some(found));
             let other = Box::new(0u8);
-            assert_eq!(around(&raw const *other as usize, true), None);
+            assert_eq!(mapped_range(&raw const *other as usize, true), None);
         };
         check();
         std::thread::spawn(check).join().expect("thread ends");

@@ -10,16 +10,16 @@
 //! that, every stack counts as one with room.
 
 use crate::filter;
-use crate::own::{own, stack_pointer};
+use crate::thread_words::{stack_pointer, thread_words};
 use core::sync::atomic::{Ordering::Relaxed, compiler_fence};
 
 /// Bytes needed for copies and inputs: the frames of the deepest path from `memcpy` take 12.5 KiB.
-pub const FOR_ONE: usize = 24 << 10;
+pub const FOR_COPY_BYTES: usize = 24 << 10;
 /// Bytes needed for outputs, which may be gathered from many parts: one frame has 33 KiB
 /// (`uncopy_transmit::gather`).
-pub const FOR_OUTPUT: usize = 48 << 10;
+pub const FOR_OUTPUT_BYTES: usize = 48 << 10;
 /// Bytes needed for several messages in one call: one more frame of 26 KiB.
-pub const FOR_MESSAGES: usize = 96 << 10;
+pub const FOR_MESSAGES_BYTES: usize = 96 << 10;
 
 /// Maximum number of queries by a thread, which may be on another stack each time.
 const MAX_QUERIES: u32 = 16;
@@ -29,9 +29,9 @@ const MAX_FIRST_BYTES: usize = 64 << 20;
 /// Whether the calling thread has `need_bytes` bytes left on its own stack. `errno` is kept.
 #[inline]
 #[must_use]
-pub fn is_left(need_bytes: usize) -> bool {
+pub fn is_available(need_bytes: usize) -> bool {
     let sp = stack_pointer();
-    let own = own();
+    let own = thread_words();
     let (low, high) = (own.room_low.load(Relaxed) as usize, own.room_high.load(Relaxed) as usize);
     if low <= sp && sp < high { sp - low >= need_bytes } else { high == 0 && ask(sp, need_bytes) }
 }
@@ -39,14 +39,14 @@ pub fn is_left(need_bytes: usize) -> bool {
 #[cold]
 #[inline(never)]
 fn ask(sp: usize, need_bytes: usize) -> bool {
-    let own = own();
+    let own = thread_words();
     let asked = own.room_queries.load(Relaxed);
     if asked >= MAX_QUERIES {
         return own.room_is_unknown.load(Relaxed) != 0;
     }
     own.room_queries.store(asked + 1, Relaxed);
-    let _errno = crate::errno::Keep::new();
-    if !filter::allows(filter::Feature::Proc) {
+    let _errno = crate::errno::SavedErrno::new();
+    if !filter::allows(filter::CallGroup::Proc) {
         own.room_is_unknown.store(1, Relaxed);
         own.room_queries.store(MAX_QUERIES, Relaxed);
         return true;
@@ -87,9 +87,9 @@ mod tests {
     fn a_thread_has_the_room_that_its_stack_has() {
         const STACK_BYTES: usize = 256 << 10;
         let check = || {
-            assert!(is_left(STACK_BYTES / 2));
-            assert!(!is_left(STACK_BYTES * 2));
-            assert!(is_left(STACK_BYTES / 2), "what was found is kept");
+            assert!(is_available(STACK_BYTES / 2));
+            assert!(!is_available(STACK_BYTES * 2));
+            assert!(is_available(STACK_BYTES / 2), "what was found is kept");
         };
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(check);
         thread.expect("a thread").join().expect("the checks hold");

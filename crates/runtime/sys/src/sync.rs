@@ -105,7 +105,7 @@ mod native {
 
         fn call(&self, operation: i32, value: u32) -> i64 {
             let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-            let _errno = crate::errno::Keep::new();
+            let _errno = crate::errno::SavedErrno::new();
             // SAFETY: the word outlives the call; FUTEX_WAIT reads it, FUTEX_WAKE uses only its address.
             unsafe {
                 crate::call::syscall!(
@@ -315,9 +315,9 @@ mod modelled {
 /// A value that shares no cache line with its neighbours. Processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct Apart<T>(pub T);
+pub struct CachePadded<T>(pub T);
 
-impl<T> core::ops::Deref for Apart<T> {
+impl<T> core::ops::Deref for CachePadded<T> {
     type Target = T;
 
     #[inline]

@@ -38,7 +38,7 @@ pub fn set_option(fd: impl Descriptor, level: i32, name: i32, value: i32) -> Res
 ///
 /// # Safety
 /// See getsockopt(2); the kernel refuses addresses that it may not write to.
-pub unsafe fn any_option(
+pub unsafe fn raw_option(
     fd: impl Descriptor,
     level: i32,
     name: i32,
@@ -56,7 +56,7 @@ pub unsafe fn any_option(
 ///
 /// # Safety
 /// See setsockopt(2); the kernel refuses addresses that it may not read.
-pub unsafe fn set_any_option(
+pub unsafe fn set_raw_option(
     fd: impl Descriptor,
     level: i32,
     name: i32,
@@ -116,7 +116,7 @@ pub fn is_tcp(fd: impl Descriptor) -> bool {
 
 /// Returns the domain of a TCP socket that is neither bound nor connected; `None` for others.
 #[must_use]
-pub fn undecided(fd: ProgramFd) -> Option<i32> {
+pub fn unconnected_domain(fd: ProgramFd) -> Option<i32> {
     let domain = domain(fd)?;
     let mut address = [0u8; 28];
     let mut len_bytes = address.len() as u32;
@@ -130,7 +130,7 @@ pub fn undecided(fd: ProgramFd) -> Option<i32> {
 
 /// Result of waiting for a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub enum WaitResult {
     /// The socket is writable.
     Room,
     /// The connection has ended.
@@ -143,11 +143,11 @@ pub enum Waited {
 ///
 /// # Errors
 /// EINTR if a signal handler has run.
-pub fn wait_for_room(fd: impl Descriptor, timeout_ms: i32) -> Result<Waited, Errno> {
+pub fn wait_for_room(fd: impl Descriptor, timeout_ms: i32) -> Result<WaitResult, Errno> {
     Ok(match crate::fd::poll(fd, libc::POLLOUT, timeout_ms)? {
-        0 => Waited::Nothing,
-        events if events & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0 => Waited::Ended,
-        _ => Waited::Room,
+        0 => WaitResult::Nothing,
+        events if events & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0 => WaitResult::Ended,
+        _ => WaitResult::Room,
     })
 }
 
@@ -155,7 +155,7 @@ pub fn wait_for_room(fd: impl Descriptor, timeout_ms: i32) -> Result<Waited, Err
 ///
 /// # Errors
 /// Errors of epoll_ctl(2): EEXIST if it is registered already.
-pub fn watch(epoll: ProgramFd, fd: ProgramFd, events: u32, data: u64) -> Result<(), Errno> {
+pub fn epoll_add(epoll: ProgramFd, fd: ProgramFd, events: u32, data: u64) -> Result<(), Errno> {
     let event = libc::epoll_event { events, u64: data };
     // SAFETY: epoll_ctl(2) reads `event`, which lives through the call.
     check(unsafe {
@@ -172,7 +172,7 @@ mod tests {
     fn a_socket_is_undecided_until_it_has_a_port() {
         for domain in [libc::AF_INET, libc::AF_INET6] {
             let fd = stream(domain).expect("a socket");
-            assert_eq!(undecided(fd.as_program()), Some(domain));
+            assert_eq!(unconnected_domain(fd.as_program()), Some(domain));
             set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("set");
             assert_eq!(option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY), Ok(1));
             assert_eq!(linger(&fd), Some((false, 0)));
@@ -180,11 +180,11 @@ mod tests {
             address[..2].copy_from_slice(&(domain as u16).to_ne_bytes());
             bind(&fd, &address).expect("bound");
             let number = fd.as_program();
-            assert_eq!(undecided(number), None);
+            assert_eq!(unconnected_domain(number), None);
             drop(fd);
-            assert_eq!(undecided(number), None);
+            assert_eq!(unconnected_domain(number), None);
         }
         let other = crate::unix::stream().expect("a socket");
-        assert_eq!(undecided(other.as_program()), None);
+        assert_eq!(unconnected_domain(other.as_program()), None);
     }
 }

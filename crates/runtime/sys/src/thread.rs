@@ -5,7 +5,7 @@
 //! views. The thread blocks all signals, so that the program's handlers never run on it.
 
 use crate::call::{kernel, syscall};
-pub use crate::clock::{doze, now_ms, pause};
+pub use crate::clock::{now_ms, pause, sleep_10_ms};
 use crate::errno::{Errno, check};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::ffi::c_void;
@@ -83,7 +83,7 @@ static NUMBERS: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::n
 
 /// Returns the number of threads that have been numbered.
 #[must_use]
-pub fn numbers() -> u32 {
+pub fn numbered_threads() -> u32 {
     NUMBERS.load(Relaxed)
 }
 
@@ -103,7 +103,7 @@ crate::locals! {
 pub fn number() -> u32 {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     {
-        let own = &crate::own::own().number;
+        let own = &crate::thread_words::thread_words().number;
         if own.load(Relaxed) == 0 {
             own.store(next_number(), Relaxed);
         }
@@ -127,11 +127,11 @@ pub fn processor() -> u32 {
 }
 
 /// Pins the calling thread to a processor. Errors are ignored.
-pub fn stay_on(processor: u32) {
+pub fn pin_to_processor(processor: u32) {
     let mut set = [0u64; 128];
     let Some(word) = set.get_mut(processor as usize / 64) else { return };
     *word = 1 << (processor % 64);
-    let _errno = crate::errno::Keep::new();
+    let _errno = crate::errno::SavedErrno::new();
     // SAFETY: sched_setaffinity(2) reads `size_of_val(&set)` bytes of `set`, which lives through the call.
     unsafe { kernel!(Limit, syscall!(libc::SYS_sched_setaffinity, 0, size_of_val(&set), set.as_ptr())) };
 }
@@ -155,13 +155,13 @@ fn id_of(role: Role) -> &'static AtomicU32 {
 
 /// Whether the process has threads besides the calling one and the library's. False if unknown.
 #[must_use]
-pub fn others_live() -> bool {
+pub fn has_other_threads() -> bool {
     find_other() == Ok(true)
 }
 
 /// Whether the process may have threads besides the calling one and the library's. True if unknown.
 #[must_use]
-pub(crate) fn others_may_live() -> bool {
+pub(crate) fn may_have_other_threads() -> bool {
     find_other() != Ok(false)
 }
 
@@ -172,7 +172,7 @@ fn find_other() -> Result<bool, Errno> {
     let ours = [crate::lock::thread_id(), HANDLER.load(Relaxed), TWIN.load(Relaxed), LANES.load(Relaxed)];
     let leader = std::process::id();
     let mut is_found = false;
-    let _errno = crate::errno::Keep::new();
+    let _errno = crate::errno::SavedErrno::new();
     crate::fd::each_number(c"/proc/self/task", |id, _| {
         let id = id.cast_unsigned();
         // A first thread that has ended stays in the list until the process is gone.
@@ -199,18 +199,18 @@ fn first_has_ended() -> bool {
 }
 
 /// Waits until only the calling thread and the library's are left, as long as the program's threads live.
-pub fn outlast_others() {
-    while others_live() {
-        doze();
+pub fn wait_for_other_threads() {
+    while has_other_threads() {
+        sleep_10_ms();
     }
 }
 
 /// Whether the handler thread exists.
 #[must_use]
-pub fn handler_lives() -> bool {
+pub fn has_handler() -> bool {
     let handler = HANDLER.load(Relaxed);
-    let _errno = crate::errno::Keep::new();
-    handler != 0 && lives(handler)
+    let _errno = crate::errno::SavedErrno::new();
+    handler != 0 && exists(handler)
 }
 
 /// Forgets a thread of the library that has ended, or is not in a forked child: ids are reused.
@@ -223,18 +223,18 @@ pub(crate) fn forget(role: Role) {
 static FIRST_HAS_ENDED: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
 /// Notes that the process's first thread ends while the library has no threads, and prevents later ones.
-pub fn first_ends() {
+pub fn forbid_library_threads() {
     FIRST_HAS_ENDED.store(true, Relaxed);
 }
 
 /// Whether threads of the library may be started: the first thread has not ended without them.
 #[must_use]
-pub fn ours_may_start() -> bool {
+pub fn may_start_library_threads() -> bool {
     !FIRST_HAS_ENDED.load(Relaxed)
 }
 
 /// Resets the state in a forked child, whose first thread is the one that forked.
-pub(crate) fn first_is_new() {
+pub(crate) fn reset_first_thread() {
     FIRST_HAS_ENDED.store(false, Relaxed);
 }
 
@@ -244,13 +244,13 @@ pub(crate) fn has(role: Role) -> bool {
 
 /// Whether any thread of the library exists.
 #[must_use]
-pub fn ours_live() -> bool {
+pub fn has_library_threads() -> bool {
     HANDLER.load(Relaxed) != 0 || TWIN.load(Relaxed) != 0 || LANES.load(Relaxed) != 0
 }
 
 /// Whether a thread with this id exists in this process.
 #[must_use]
-pub fn lives(id: u32) -> bool {
+pub fn exists(id: u32) -> bool {
     // SAFETY: tgkill(2) takes only integers, and signal 0 is not delivered.
     unsafe { syscall!(libc::SYS_tgkill, std::process::id(), id, 0) == 0 }
 }
@@ -319,11 +319,11 @@ crate::statics! {
 /// same function. Errors are ignored: `end` is then not called.
 ///
 /// A `thread_local!` with a destructor would not do: registering one allocates from the program's heap.
-pub fn watch_end(end: extern "C" fn()) {
+pub fn on_thread_end(end: extern "C" fn()) {
     END_KEY.watch(end);
 }
 
-/// A key whose destructor calls one function. See [`watch_end`].
+/// A key whose destructor calls one function. See [`on_thread_end`].
 pub struct EndKey(
     /// The pthread key plus one; 0 if not created yet.
     AtomicU32,
@@ -338,7 +338,7 @@ impl EndKey {
         }
     }
 
-    /// Calls `end` when the calling thread ends. See [`watch_end`].
+    /// Calls `end` when the calling thread ends. See [`on_thread_end`].
     pub fn watch(&self, end: extern "C" fn()) {
         if cfg!(loom) {
             return;

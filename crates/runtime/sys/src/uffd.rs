@@ -28,7 +28,7 @@ const RETRIES: u32 = 64;
 /// Makes a placement stop half-way, as if interrupted, if a test asks for it.
 fn call_or_cut(argument: &mut PlaceArgument, call: impl Fn(&mut PlaceArgument) -> i32) -> i32 {
     #[cfg(feature = "inject")]
-    if crate::inject::next_is_cut() {
+    if crate::inject::is_next_short() {
         argument.len_bytes = argument.len_bytes / 2 / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         if argument.len_bytes > 0 && call(argument) != 0 {
             return -1;
@@ -43,12 +43,12 @@ static MOVES_PAGES: AtomicBool = AtomicBool::new(true);
 
 /// Whether pages are moved (`UFFDIO_MOVE`). If not, [`Uffd::move_pages`] fails at once.
 #[must_use]
-pub fn moves() -> bool {
+pub fn can_move_pages() -> bool {
     MOVES_PAGES.load(Relaxed)
 }
 
 /// Stops moving pages for good: the kernel cannot (before Linux 6.8), or an option forbids it.
-pub fn leave_moves() {
+pub fn disable_moves() {
     MOVES_PAGES.store(false, Relaxed);
 }
 
@@ -97,8 +97,8 @@ fn is_device(fd: impl Descriptor) -> bool {
 }
 
 /// Sets close-on-exec on an inherited device, so that programs which this one executes do not get it.
-pub fn keep_device_here(fd: ProgramFd) {
-    let _errno = crate::errno::Keep::new();
+pub fn close_device_on_exec(fd: ProgramFd) {
+    let _errno = crate::errno::SavedErrno::new();
     if is_device(fd) {
         crate::fd::close_on_exec(fd);
     }
@@ -108,7 +108,7 @@ pub fn keep_device_here(fd: ProgramFd) {
 ///
 /// # Errors
 /// EPERM without the privilege, ENOSYS if the kernel has no userfaultfd.
-pub fn by_call(flags: i32) -> Result<OwnFd, Errno> {
+pub fn create_by_syscall(flags: i32) -> Result<OwnFd, Errno> {
     // SAFETY: userfaultfd(2) takes only integers and returns a new descriptor.
     OwnFd::from_result(unsafe { kernel!(Uffd, syscall!(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC)) })
 }
@@ -117,7 +117,7 @@ pub fn by_call(flags: i32) -> Result<OwnFd, Errno> {
 ///
 /// # Errors
 /// ENOTTY if `device` is something else.
-pub fn by_device(device: impl Descriptor, flags: i32) -> Result<OwnFd, Errno> {
+pub fn create_by_device(device: impl Descriptor, flags: i32) -> Result<OwnFd, Errno> {
     // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value and returns a new descriptor.
     OwnFd::from_result(i64::from(unsafe {
         kernel!(Uffd, ioctl!(device, IOCTL_NEW, flags | libc::O_CLOEXEC))
@@ -125,17 +125,17 @@ pub fn by_device(device: impl Descriptor, flags: i32) -> Result<OwnFd, Errno> {
 }
 
 fn open_any(inherited: Option<ProgramFd>) -> Result<OwnFd, Errno> {
-    let refused = match by_call(libc::O_NONBLOCK) {
+    let refused = match create_by_syscall(libc::O_NONBLOCK) {
         Ok(fd) => return Ok(fd),
         Err(errno) => errno,
     };
     if let Some(device) = inherited.filter(|fd| is_device(*fd))
-        && let Ok(fd) = by_device(device, libc::O_NONBLOCK)
+        && let Ok(fd) = create_by_device(device, libc::O_NONBLOCK)
     {
         return Ok(fd);
     }
     let device = open_path().ok_or(refused)?;
-    by_device(&device, libc::O_NONBLOCK)
+    create_by_device(&device, libc::O_NONBLOCK)
 }
 
 /// Opens `/dev/userfaultfd`, closed on exec, if permissions allow it.
@@ -147,7 +147,7 @@ fn open_path() -> Option<OwnFd> {
 /// [`Uffd::open`].
 #[must_use]
 pub fn open_device() -> Option<OwnFd> {
-    let _errno = crate::errno::Keep::new();
+    let _errno = crate::errno::SavedErrno::new();
     crate::fd::duplicate_high(&open_path()?)
 }
 
@@ -167,16 +167,16 @@ impl Uffd {
         };
         // A refused handshake leaves the descriptor as it was, so that it can be repeated.
         let agreed = match reports {
-            Reports::Faults | Reports::Changes if moves() => uffd
-                .agree(features | FEATURE_MOVE)
-                .inspect_err(|_| leave_moves())
-                .or_else(|_| uffd.agree(features)),
-            _ => uffd.agree(features),
+            Reports::Faults | Reports::Changes if can_move_pages() => uffd
+                .enable_features(features | FEATURE_MOVE)
+                .inspect_err(|_| disable_moves())
+                .or_else(|_| uffd.enable_features(features)),
+            _ => uffd.enable_features(features),
         };
         match agreed {
             Ok(_) => {
-                if reports == Reports::Faults && moves() && !uffd.may_move() {
-                    leave_moves();
+                if reports == Reports::Faults && can_move_pages() && !uffd.may_move() {
+                    disable_moves();
                 }
                 Ok(uffd)
             }
@@ -201,7 +201,7 @@ impl Uffd {
     ///
     /// # Errors
     /// EINVAL if the kernel lacks one of them, or features were enabled before.
-    pub fn agree(self, features: u64) -> Result<u64, Errno> {
+    pub fn enable_features(self, features: u64) -> Result<u64, Errno> {
         let mut api = ApiArgument { api: API, features, ioctls: 0 };
         // SAFETY: UFFDIO_API reads and writes one uffdio_api, whose layout `api` has.
         let result = unsafe { kernel!(Api, ioctl!(self.fd, IOCTL_API, &raw mut api)) };
@@ -260,7 +260,7 @@ impl Uffd {
     ///
     /// # Errors
     /// Any error of the request.
-    pub fn register_with_writes(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+    pub fn register_for_write_protection(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.register_for(address, len_bytes, REGISTER_MODE_MISSING | REGISTER_MODE_WRITES)
     }
 
@@ -421,13 +421,13 @@ impl Uffd {
 
     /// Moves pages into absent ones and wakes the threads that wait for them; the source pages become absent.
     /// Stops at a page that is absent at the source (ENOENT), shared with a forked process or pinned (EBUSY),
-    /// or present at the destination (EEXIST). EOPNOTSUPP if pages are not moved ([`moves`]).
+    /// or present at the destination (EEXIST). EOPNOTSUPP if pages are not moved ([`can_move_pages`]).
     ///
     /// # Safety
     /// Both ranges must be whole pages of memory that the caller may rearrange.
     #[must_use]
     pub unsafe fn move_pages(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
-        if !moves() {
+        if !can_move_pages() {
             return Placed { done_bytes: 0, error: Some(Errno(libc::EOPNOTSUPP)) };
         }
         Self::place(len_bytes, (destination, source), |argument| {
@@ -443,7 +443,7 @@ impl Uffd {
     ///
     /// # Errors
     /// Errors of mmap(2) or of the registration; nothing was announced or touched then.
-    pub fn ring(self, announce: impl FnOnce(usize)) -> Result<(), Errno> {
+    pub fn wake_handler(self, announce: impl FnOnce(usize)) -> Result<(), Errno> {
         // SAFETY: no address is given, so the mapping replaces nothing.
         let page = unsafe { crate::mem::map_private(PAGE_BYTES, None) }?;
         let registered = self.register(page, PAGE_BYTES);

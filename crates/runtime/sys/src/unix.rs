@@ -93,7 +93,7 @@ pub(crate) fn pair_of(kind: i32) -> Result<[OwnFd; 2], Errno> {
 ///
 /// # Errors
 /// Errors of socket(2).
-pub fn stream_without_waiting() -> Result<OwnFd, Errno> {
+pub fn nonblocking_stream() -> Result<OwnFd, Errno> {
     create(libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
 }
 
@@ -164,7 +164,7 @@ pub fn peer_name(fd: impl Descriptor) -> Option<Name> {
 
 /// Whether a stream socket is bound to this path, listening or not.
 #[must_use]
-pub fn has_owner(path: &Name) -> bool {
+pub fn is_bound(path: &Name) -> bool {
     let Ok(probe) = create(libc::SOCK_DGRAM) else { return true };
     // For a datagram socket, connect(2) gives EPROTOTYPE if a stream socket is bound there.
     !matches!(connect(&probe, path), Err(Errno(libc::ECONNREFUSED | libc::ENOENT)))
@@ -174,7 +174,7 @@ pub fn has_owner(path: &Name) -> bool {
 ///
 /// # Errors
 /// Errors of dup3(2).
-pub fn replace(from: &OwnFd, to: ProgramFd) -> Result<(), Errno> {
+pub fn replace_descriptor(from: &OwnFd, to: ProgramFd) -> Result<(), Errno> {
     let flags = if crate::fd::closes_on_exec(to) == Some(true) { libc::O_CLOEXEC } else { 0 };
     // SAFETY: dup3(2) takes only integers here, and accesses no memory of the process.
     check(unsafe { kernel!(Open, syscall!(libc::SYS_dup3, from, to, flags)) }).map(drop)
@@ -184,7 +184,7 @@ pub fn replace(from: &OwnFd, to: ProgramFd) -> Result<(), Errno> {
 ///
 /// # Errors
 /// Errors of fcntl(2), getsockopt(2) and setsockopt(2).
-pub fn inherit(from: ProgramFd, to: &OwnFd) -> Result<(), Errno> {
+pub fn copy_options(from: ProgramFd, to: &OwnFd) -> Result<(), Errno> {
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER] {
         let mut value = [0u64; 2];
         let mut len_bytes = size_of_val(&value) as u32;
@@ -201,11 +201,11 @@ pub fn inherit(from: ProgramFd, to: &OwnFd) -> Result<(), Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, to, libc::F_SETFL, flags)) }).map(drop)
 }
 
-/// Returns the number that [`set_note`] stored at a socket, for every process that has its open
+/// Returns the number that [`store_word`] stored at a socket, for every process that has its open
 /// file; `None` if there is none. It is kept as SO_MAX_PACING_RATE, which UNIX sockets ignore and
 /// which has 64 bits (Linux 4.20; checked with 6.18).
 #[must_use]
-pub fn note(fd: impl Descriptor) -> Option<u64> {
+pub fn stored_word(fd: impl Descriptor) -> Option<u64> {
     let mut value = u64::MAX;
     let mut len_bytes = size_of_val(&value) as u32;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
@@ -216,15 +216,15 @@ pub fn note(fd: impl Descriptor) -> Option<u64> {
     check(query_name).ok().filter(|_| len_bytes == 8 && value != u64::MAX).map(|_| value)
 }
 
-/// Stores a number at a socket, see [`note`]; `u64::MAX` removes it.
+/// Stores a number at a socket, see [`stored_word`]; `u64::MAX` removes it.
 ///
 /// # Errors
 /// Errors of setsockopt(2).
-pub fn set_note(fd: impl Descriptor, note: u64) -> Result<(), Errno> {
-    let (level, name, len_bytes) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, size_of_val(&note));
-    // SAFETY: setsockopt(2) reads the 8 bytes of `note`, which lives through the call.
+pub fn store_word(fd: impl Descriptor, word: u64) -> Result<(), Errno> {
+    let (level, name, len_bytes) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, size_of_val(&word));
+    // SAFETY: setsockopt(2) reads the 8 bytes of `word`, which lives through the call.
     check(unsafe {
-        kernel!(Ask, syscall!(libc::SYS_setsockopt, fd, level, name, &raw const note, len_bytes))
+        kernel!(Ask, syscall!(libc::SYS_setsockopt, fd, level, name, &raw const word, len_bytes))
     })
     .map(drop)
 }
@@ -268,11 +268,11 @@ mod tests {
     #[test]
     fn both_ends_know_the_names() {
         let (listener, name) = (stream().expect("a socket"), path("names"));
-        assert!(!has_owner(&name));
+        assert!(!is_bound(&name));
         bind(&listener, &name).expect("bound");
-        assert!(has_owner(&name), "bound, not listening");
+        assert!(is_bound(&name), "bound, not listening");
         listen(&listener, 4).expect("listening");
-        assert!(has_owner(&name));
+        assert!(is_bound(&name));
         let near = stream().expect("a socket");
         let own = Name::new(b"\0uncopy-test-\0\xff").expect("short");
         let own = Name::new(&[own.bytes(), &std::process::id().to_ne_bytes()].concat()).expect("short");
@@ -282,7 +282,7 @@ mod tests {
         assert!(peer == Some(own) && own_name(&near) == Some(own) && peer_name(&near) == Some(name));
         assert!(peer_name(&far) == Some(own) && peer_name(&listener).is_none());
         drop((near, far, listener));
-        assert!(!has_owner(&name), "the file is there, the socket is not");
+        assert!(!is_bound(&name), "the file is there, the socket is not");
         std::fs::remove_file(std::str::from_utf8(name.bytes()).expect("UTF-8")).expect("the name");
         assert!(Name::new(&[1; MAX_NAME_BYTES + 1]).is_none());
     }
@@ -290,11 +290,11 @@ mod tests {
     #[test]
     fn what_is_kept_at_a_socket_is_there_for_everybody_who_has_it() {
         let fd = stream().expect("a socket");
-        assert_eq!(note(&fd), None);
-        set_note(&fd, 1 << 63 | 5).expect("kept");
+        assert_eq!(stored_word(&fd), None);
+        store_word(&fd, 1 << 63 | 5).expect("kept");
         let other = stream().expect("a socket");
-        replace(&fd, other.as_program()).expect("replaced");
-        assert_eq!((note(&fd), note(&other)), (Some(1 << 63 | 5), Some(1 << 63 | 5)));
+        replace_descriptor(&fd, other.as_program()).expect("replaced");
+        assert_eq!((stored_word(&fd), stored_word(&other)), (Some(1 << 63 | 5), Some(1 << 63 | 5)));
     }
 
     #[test]

@@ -21,23 +21,23 @@ pub(crate) static IS_MEASURED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the processor time that other processes have used for their traffic with this process, ns. The
 /// value never decreases. Called in a critical section.
-pub type CpuOfOthers = fn() -> u64;
+pub type PeerCpuTime = fn() -> u64;
 
-/// The function that [`crate::count_others`] set, or null.
-static CPU_OF_OTHERS: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+/// The function that [`crate::count_peers`] set, or null.
+static PEER_CPU_TIME: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-pub(crate) fn count_others(cpu_ns: CpuOfOthers) {
-    CPU_OF_OTHERS.store(cpu_ns as *mut (), Relaxed);
+pub(crate) fn count_peers(cpu_ns: PeerCpuTime) {
+    PEER_CPU_TIME.store(cpu_ns as *mut (), Relaxed);
 }
 
 /// Returns the processor time of other processes that counts as this process's, ns.
-pub(crate) fn others_cpu_ns() -> u64 {
-    let function = CPU_OF_OTHERS.load(Relaxed);
+pub(crate) fn peers_cpu_ns() -> u64 {
+    let function = PEER_CPU_TIME.load(Relaxed);
     if function.is_null() {
         return 0;
     }
-    // SAFETY: `others` is not null, and only `count_others` stores here: a function of type `CpuOfOthers`.
-    let cpu_ns = unsafe { core::mem::transmute::<*mut (), CpuOfOthers>(function) };
+    // SAFETY: `others` is not null, and only `count_peers` stores here: a function of type `PeerCpuTime`.
+    let cpu_ns = unsafe { core::mem::transmute::<*mut (), PeerCpuTime>(function) };
     cpu_ns()
 }
 

@@ -11,16 +11,16 @@
 //! There is no timer: the first call that moves bytes after the end of a stage begins the next one. An idle
 //! program is not disturbed, and its idle time counts nothing because it uses no processor time.
 //!
-//! Callers ask [`is_on`] before each step that a trial may leave out, and report to [`moved()`] what each
+//! Callers ask [`is_on`] before each step that a trial may leave out, and report to [`record_transfer()`] what each
 //! call moved.
 #![cfg(target_os = "linux")]
 
 mod arms;
-mod moved;
 mod pace;
 mod slices;
+mod traffic;
 
-pub use arms::CpuOfOthers;
+pub use arms::PeerCpuTime;
 pub use pace::Pace;
 pub use slices::PairCallback;
 
@@ -55,10 +55,10 @@ pub fn is_a_loss(factor: usize) -> bool {
 
 /// Counts a call that moved `len_bytes` bytes between the program and the kernel.
 #[inline]
-pub fn moved(len_bytes: usize) {
+pub fn record_transfer(len_bytes: usize) {
     let due_ms = DUE_MS.load(Relaxed);
     if due_ms != u64::MAX {
-        moved::add(len_bytes);
+        traffic::add(len_bytes);
         step_if_due(due_ms);
     }
 }
@@ -79,21 +79,21 @@ fn step_if_due(due_ms: u64) {
     }
 }
 
-/// Makes [`counts_sends`] always false. For a library that reports every large call to [`moved()`] itself.
+/// Makes [`needs_send_reports`] always false. For a library that reports every large call to [`record_transfer()`] itself.
 pub fn count_every_call() {
     COUNTS_EVERY_CALL.store(true, Relaxed);
 }
 
 /// Counts `cpu_ns` as this process's, so that nothing pays that saves time here at the cost of others.
-pub fn count_others(cpu_ns: CpuOfOthers) {
-    arms::count_others(cpu_ns);
+pub fn count_peers(cpu_ns: PeerCpuTime) {
+    arms::count_peers(cpu_ns);
 }
 
-/// Whether a sender is to report its sends to [`moved()`]: a slice is being measured, and nothing else
+/// Whether a sender is to report its sends to [`record_transfer()`]: a slice is being measured, and nothing else
 /// counts them. Begins the trials unless they have begun.
 #[inline]
 #[must_use]
-pub fn counts_sends() -> bool {
+pub fn needs_send_reports() -> bool {
     slices::begin_once();
     if COUNTS_EVERY_CALL.load(Relaxed) {
         return false;
@@ -116,6 +116,6 @@ pub fn end() {
 }
 
 /// Restarts the trials in a forked child that has one thread. The findings so far are kept.
-pub fn in_child() {
-    slices::in_child();
+pub fn restart_in_child() {
+    slices::restart_in_child();
 }

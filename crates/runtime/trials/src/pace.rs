@@ -13,22 +13,23 @@ pub struct Pace {
     pub min_calls: u64,
     /// Minimum processor time of each part, as the divisor of its length. A program that is idle for most
     /// of a part would be measured by a few calls.
-    pub min_cpu_share: u64,
+    pub min_cpu_divisor: u64,
 }
 
 impl Pace {
     /// The default. An echo server of 512 KiB and Redis (`uncopy-bench`) settle within a few ms. The
     /// processor-time clock advances in steps of 4 ms where the kernel's tick has 250 Hz.
-    pub const USUAL: Self =
-        Self { warm_up_ms: 100, settle_ms: 12, measure_ms: 28, min_calls: 16, min_cpu_share: 3 };
+    pub const DEFAULT: Self =
+        Self { warm_up_ms: 100, settle_ms: 12, measure_ms: 28, min_calls: 16, min_cpu_divisor: 3 };
 
     /// Returns a pace with slices of `slice_ms` in all.
     #[must_use]
-    pub const fn of_ms(slice_ms: u64) -> Self {
-        let settle_ms = slice_ms * Self::USUAL.settle_ms / (Self::USUAL.settle_ms + Self::USUAL.measure_ms);
-        let min_calls = if slice_ms < 20 { 1 } else { Self::USUAL.min_calls };
-        let min_cpu_share = if slice_ms < 20 { u64::MAX } else { Self::USUAL.min_cpu_share };
-        Self { warm_up_ms: slice_ms, settle_ms, measure_ms: slice_ms - settle_ms, min_calls, min_cpu_share }
+    pub const fn with_slice_ms(slice_ms: u64) -> Self {
+        let settle_ms =
+            slice_ms * Self::DEFAULT.settle_ms / (Self::DEFAULT.settle_ms + Self::DEFAULT.measure_ms);
+        let min_calls = if slice_ms < 20 { 1 } else { Self::DEFAULT.min_calls };
+        let min_cpu_divisor = if slice_ms < 20 { u64::MAX } else { Self::DEFAULT.min_cpu_divisor };
+        Self { warm_up_ms: slice_ms, settle_ms, measure_ms: slice_ms - settle_ms, min_calls, min_cpu_divisor }
     }
 
     /// Returns the length of a pair of slices, ms.

@@ -1,14 +1,14 @@
 //! The stages of a pair of slices, and the measurement of their costs.
 
 use crate::arms::{self, ARMS, DUE_MS, EXERCISED, GAINS, IS_MEASURED, LOSSES};
-use crate::moved::Moved;
 use crate::pace::Pace;
+use crate::traffic::Traffic;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_core::policy::trials::Trials;
-use uncopy_sys::filter::{self, Feature};
+use uncopy_sys::filter::{self, CallGroup};
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::Critical;
-use uncopy_sys::{awake, clock};
+use uncopy_sys::{clock, features};
 
 /// A stage with too little traffic is abandoned after this many times its length.
 const MAX_LENGTHS: u64 = 50;
@@ -31,13 +31,13 @@ enum Stage {
 struct Snapshot {
     ms: u64,
     cpu_ns: u64,
-    moved: Moved,
+    traffic: Traffic,
 }
 
 impl Snapshot {
     fn now() -> Self {
-        let cpu_ns = clock::process_cpu_ns() + arms::others_cpu_ns();
-        Self { ms: clock::now_ms(), cpu_ns, moved: Moved::total() }
+        let cpu_ns = clock::process_cpu_ns() + arms::peers_cpu_ns();
+        Self { ms: clock::now_ms(), cpu_ns, traffic: Traffic::total() }
     }
 }
 
@@ -59,9 +59,9 @@ pub(crate) struct Runner {
 uncopy_sys::statics! {
     static RUNNER: Guarded<Runner> = Guarded::new(Runner {
         trials: Trials::new(0),
-        pace: Pace::USUAL,
+        pace: Pace::DEFAULT,
         stage: Stage::Rest,
-        stage_start: Snapshot { ms: 0, cpu_ns: 0, moved: Moved { bytes: 0, calls: 0 } },
+        stage_start: Snapshot { ms: 0, cpu_ns: 0, traffic: Traffic { bytes: 0, calls: 0 } },
         costs: [0.0; 2],
         exercised: 0,
         on_pair: None,
@@ -78,7 +78,7 @@ pub(crate) fn begin(pace: Pace, on_pair: Option<PairCallback>) {
     runner.pace = pace;
     runner.on_pair = on_pair.or(runner.on_pair);
     runner.trials.reseed(clock::now_ns());
-    awake::wake();
+    features::set_active();
     runner.rest();
     DUE_MS.store(clock::now_ms() + pace.warm_up_ms, Relaxed);
     arms::stop_if_ended();
@@ -95,18 +95,18 @@ pub(crate) fn begin_once() {
 
 #[cold]
 fn begin_now() {
-    if !filter::allows(Feature::Clock) {
+    if !filter::allows(CallGroup::Clock) {
         arms::stop_trials();
     } else {
-        begin(Pace::USUAL, None);
+        begin(Pace::DEFAULT, None);
     }
 }
 
-pub(crate) fn in_child() {
+pub(crate) fn restart_in_child() {
     // A thread of the parent that does not exist here may have held the lock.
     RUNNER.raw().unlock();
     let is_begun = HAS_BEGUN.load(Relaxed) && !arms::stop_if_ended();
-    if !is_begun || DUE_MS.load(Relaxed) == u64::MAX && !filter::allows(Feature::Clock) {
+    if !is_begun || DUE_MS.load(Relaxed) == u64::MAX && !filter::allows(CallGroup::Clock) {
         return;
     }
     let mut runner = RUNNER.lock();
@@ -144,8 +144,8 @@ impl Runner {
                 if !self.has_enough_traffic(now, self.pace.measure_ms, self.pace.min_calls) {
                     return;
                 }
-                let moved = now.moved.since(self.stage_start.moved);
-                let work = moved.bytes + CALL_BYTES * moved.calls;
+                let traffic = now.traffic.since(self.stage_start.traffic);
+                let work = traffic.bytes + CALL_BYTES * traffic.calls;
                 #[expect(clippy::cast_precision_loss, reason = "a ratio of a few digits")]
                 let cost = now.cpu_ns.saturating_sub(self.stage_start.cpu_ns) as f64 / work as f64;
                 self.costs[slice] = cost;
@@ -170,8 +170,8 @@ impl Runner {
     /// little later, or abandons the pair if there is next to none.
     fn has_enough_traffic(&mut self, now: Snapshot, length_ms: u64, min_calls: u64) -> bool {
         let cpu_ns = now.cpu_ns.saturating_sub(self.stage_start.cpu_ns);
-        let has_enough_traffic = cpu_ns >= length_ms * 1_000_000 / self.pace.min_cpu_share
-            && now.moved.since(self.stage_start.moved).calls >= min_calls;
+        let has_enough_traffic = cpu_ns >= length_ms * 1_000_000 / self.pace.min_cpu_divisor
+            && now.traffic.since(self.stage_start.traffic).calls >= min_calls;
         if !has_enough_traffic && now.ms > self.stage_start.ms + MAX_LENGTHS * length_ms {
             self.rest();
         } else if !has_enough_traffic {
@@ -189,7 +189,7 @@ impl Runner {
 
     /// Turns factors on or off as usual for the length of a pair.
     fn rest(&mut self) {
-        ARMS.store(self.trials.usual(), Relaxed);
+        ARMS.store(self.trials.enabled(), Relaxed);
         IS_MEASURED.store(false, Relaxed);
         self.stage = Stage::Rest;
         DUE_MS.store(clock::now_ms() + self.pace.pair_ms(), Relaxed);

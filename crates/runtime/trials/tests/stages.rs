@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use uncopy_trials::{Pace, begin, end, is_a_loss, is_on, moved};
+use uncopy_trials::{Pace, begin, end, is_a_loss, is_on, record_transfer};
 
 const COSTLY: usize = 3;
 const NEUTRAL: usize = 4;
@@ -24,13 +24,13 @@ fn work(rounds: u64) {
 fn call() {
     let _ = is_on(NEUTRAL);
     work(if is_on(COSTLY) { 30_000 } else { 20_000 });
-    moved(64 << 10);
+    record_transfer(64 << 10);
 }
 
 #[test]
 fn a_costly_factor_is_left_out_and_nothing_is_tried_after_the_end() {
     assert!(is_on(COSTLY), "what nobody has tried is done");
-    begin(Pace::of_ms(8), None);
+    begin(Pace::with_slice_ms(8), None);
     let start = Instant::now();
     while !is_a_loss(COSTLY) {
         assert!(start.elapsed() < TIMEOUT, "nothing was found");
@@ -49,7 +49,7 @@ fn a_costly_factor_is_left_out_and_nothing_is_tried_after_the_end() {
     // SAFETY: the child runs only this crate's code on its one thread, and leaves by _exit(2).
     let child = unsafe { libc::fork() };
     if child == 0 {
-        uncopy_trials::in_child();
+        uncopy_trials::restart_in_child();
         (0..100).for_each(|_| call());
         let is_known = is_a_loss(COSTLY);
         // SAFETY: _exit(2) has no preconditions; it skips the exit handlers inherited from the parent.
@@ -72,7 +72,7 @@ fn a_costly_factor_is_left_out_and_nothing_is_tried_after_the_end() {
         assert!(!is_on(COSTLY) && !is_on(NEUTRAL), "only what saves is on");
         call();
     }
-    begin(Pace::of_ms(8), None);
+    begin(Pace::with_slice_ms(8), None);
     (0..2_000).for_each(|_| call());
     assert!(!is_on(COSTLY), "the end is for good");
 }

@@ -83,7 +83,7 @@ pub unsafe extern "C" fn uncopy_realloc(pointer: *mut c_void, size: usize) -> *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uncopy_free(pointer: *mut c_void) {
     if !pointer.is_null() {
-        let _errno = errno::Keep::new();
+        let _errno = errno::SavedErrno::new();
         // SAFETY: `pointer` is not null, so the caller guarantees that this allocator returned it and that
         // the memory is no longer in use, as twin::deallocate requires.
         unsafe { twin::deallocate(pointer.cast()) };
@@ -143,7 +143,7 @@ fn fail(code: c_int) -> c_int {
 /// allocated so far.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uncopy_status(why: *mut *const c_char) -> c_int {
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     twin::probe();
     let status = twin::status();
     // SAFETY: the caller passes null or a pointer to a writable pointer, which nothing else accesses

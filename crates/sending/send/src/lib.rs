@@ -25,4 +25,4 @@ pub use uncopy_capi as interface;
 
 /// Keeps uncopy's own data out of the program's heap.
 #[global_allocator]
-static PRIVATE: uncopy_sys::alloc::Private = uncopy_sys::alloc::Private::new();
+static PRIVATE: uncopy_sys::alloc::PrivateHeap = uncopy_sys::alloc::PrivateHeap::new();

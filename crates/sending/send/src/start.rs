@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int};
 use uncopy_capi::sending;
-use uncopy_interpose::{end, environment};
+use uncopy_interpose::{environment, first_thread};
 use uncopy_sys::ids;
 use uncopy_twin::fork;
 
@@ -12,14 +12,14 @@ static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
     sending::fill();
-    uncopy_interpose::forget_messages();
+    uncopy_interpose::clear_dlerror();
     watch_end();
     // SAFETY: pthread_atfork(3) needs functions that stay callable; this library is never unloaded.
     // Registered before other handlers, ours run last before a fork and first after it.
     let watched =
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_in_parent), Some(after_in_child)) };
     if watched == 0 {
-        fork::is_watched_by_caller();
+        fork::use_callers_fork_handlers();
     }
     if !ids::is_privileged_start() {
         // SAFETY: the dynamic linker, or the C library's startup code, passes the null-terminated environment
@@ -38,12 +38,12 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     fork::child();
-    uncopy_trials::in_child();
+    uncopy_trials::restart_in_child();
     watch_end();
 }
 
 fn watch_end() {
-    end::watch(uncopy_twin::has_handler);
+    first_thread::watch(uncopy_twin::has_handler);
 }
 
 /// Applies the environment variables that are meaningful without the engine: whether to send by reference.

@@ -7,9 +7,9 @@
 //! and the next bytes need new pages. So [`uncopy_trials`] compares both ways, per kind of socket and power
 //! of two of the size.
 
-use crate::facts::Kind;
+use crate::socket_cache::Kind;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uncopy_core::policy::trials::catalogue::{Way, lending};
+use uncopy_core::policy::trials::catalogue::{Transport, lending_factor};
 
 /// Messages below this size are copied: two more system calls cost as much as the copy.
 pub const MIN_BYTES: usize = 4 << 10;
@@ -36,16 +36,16 @@ pub fn choose(kind: Kind, len_bytes: usize) -> Choice {
     // the peer's buffer with page-sized fragments: the sender's time is equal or slightly lower, but the peer
     // takes half as many messages from 60 KiB on, and no more below (`uncopy-bench transmit --sockets unix`).
     let way = match kind {
-        Kind::TcpHere => Way::TcpHere,
-        Kind::TcpFar => Way::TcpFar,
-        Kind::UdpHere => Way::UdpHere,
-        Kind::UdpFar => Way::UdpFar,
-        Kind::Unix | Kind::BbrHere | Kind::BbrFar | Kind::Other => {
+        Kind::TcpLocal => Transport::TcpHere,
+        Kind::TcpRemote => Transport::TcpFar,
+        Kind::UdpLocal => Transport::UdpHere,
+        Kind::UdpRemote => Transport::UdpFar,
+        Kind::Unix | Kind::BbrLocal | Kind::BbrRemote | Kind::Other => {
             return Choice { by_reference: false, is_counted: false };
         }
     };
-    let is_counted = uncopy_trials::counts_sends();
-    let by_reference = len_bytes >= MIN_BYTES && uncopy_trials::is_on(lending(way, len_bytes));
+    let is_counted = uncopy_trials::needs_send_reports();
+    let by_reference = len_bytes >= MIN_BYTES && uncopy_trials::is_on(lending_factor(way, len_bytes));
     Choice { by_reference, is_counted }
 }
 
@@ -71,13 +71,13 @@ mod tests {
     fn small_messages_and_those_that_must_not_be_tried_are_copied() {
         for (kind, len_bytes) in [
             (Kind::Unix, 1 << 20),
-            (Kind::BbrHere, 1 << 20),
+            (Kind::BbrLocal, 1 << 20),
             (Kind::Other, 1 << 20),
-            (Kind::TcpFar, MIN_BYTES - 1),
+            (Kind::TcpRemote, MIN_BYTES - 1),
         ] {
             assert!(!choose(kind, len_bytes).by_reference, "{kind:?} {len_bytes}");
         }
-        assert!(choose(Kind::TcpFar, 1 << 20).by_reference, "what nobody has tried is done");
+        assert!(choose(Kind::TcpRemote, 1 << 20).by_reference, "what nobody has tried is done");
     }
 
     #[test]

@@ -16,10 +16,10 @@
 
 mod bump;
 mod choice;
-mod facts;
 mod gather;
 mod part;
 mod pool;
+mod socket_cache;
 mod splice;
 mod zerocopy;
 
@@ -70,7 +70,7 @@ pub struct Sent {
 pub struct Plan {
     /// How lent parts are passed to the kernel.
     pub way: Way,
-    kind: facts::Kind,
+    kind: socket_cache::Kind,
     promises: u8,
     is_counted: bool,
 }
@@ -85,7 +85,7 @@ impl Plan {
     /// Returns a plan that copies.
     #[must_use]
     pub const fn copy() -> Self {
-        Self { way: Way::Copy, kind: facts::Kind::Other, promises: 0, is_counted: false }
+        Self { way: Way::Copy, kind: socket_cache::Kind::Other, promises: 0, is_counted: false }
     }
 }
 
@@ -106,15 +106,15 @@ pub fn plan(fd: ProgramFd, len_bytes: usize, lent_bytes: usize, flags: i32, enve
     if lent_bytes < min_bytes() || flags & !ORDINARY_FLAGS != 0 || STOPPED.load(Relaxed) {
         return Plan::copy();
     }
-    let (kind, promises) = facts::of(fd);
+    let (kind, promises) = socket_cache::of(fd);
     let is_datagram = kind.is_datagram();
-    let is_possible = kind != facts::Kind::Other
-        && (envelope.is_blank() || is_datagram && promises & Owner::SENDS_ALONE != 0)
+    let is_possible = kind != socket_cache::Kind::Other
+        && (envelope.is_blank() || is_datagram && promises & SocketOwner::SENDS_ALONE != 0)
         && (!is_datagram || len_bytes <= MAX_DATAGRAM_BYTES && flags & libc::MSG_MORE == 0);
     if !is_possible {
         return Plan::copy();
     }
-    if kind.is_remote() && promises & Owner::READS_ERRORS != 0 && zerocopy::is_effective(fd) {
+    if kind.is_remote() && promises & SocketOwner::READS_ERRORS != 0 && zerocopy::is_effective(fd) {
         return Plan { way: Way::Completion, kind, promises, is_counted: false };
     }
     let choice = choice::choose(kind, lent_bytes);
@@ -186,21 +186,21 @@ fn count_sent(plan: Plan, send: impl FnOnce() -> Result<Sent, Errno>) -> Result<
     if plan.is_counted
         && let Ok(sent) = &result
     {
-        uncopy_trials::moved(sent.len_bytes);
+        uncopy_trials::record_transfer(sent.len_bytes);
     }
     result
 }
 
 fn splice(fd: ProgramFd, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) -> Result<Sent, Errno> {
     let promises = splice::Promises {
-        ends_on_errors: plan.promises & Owner::ENDS_ON_ERRORS != 0,
-        sends_alone: plan.promises & Owner::SENDS_ALONE != 0,
+        ends_on_errors: plan.promises & SocketOwner::ENDS_ON_ERRORS != 0,
+        sends_alone: plan.promises & SocketOwner::SENDS_ALONE != 0,
         trusts_descriptors: TRUSTED.load(Relaxed),
     };
     let result = if plan.kind.is_datagram() {
         splice::datagram(fd, parts, flags, envelope, promises)
     } else {
-        let is_tcp = plan.kind != facts::Kind::Unix;
+        let is_tcp = plan.kind != socket_cache::Kind::Unix;
         splice::stream(fd, parts, flags, is_tcp, promises)
     }?;
     let hold = if result.holds_pages { Hold::Spliced } else { Hold::Nothing };
@@ -241,19 +241,19 @@ pub fn wait_for_room(fd: ProgramFd) -> bool {
     ready == 1 && poll_fd.revents == libc::POLLOUT
 }
 
-/// Reads the completion notifications of a socket whose owner set [`Owner::reads_errors`], without blocking,
+/// Reads the completion notifications of a socket whose owner set [`SocketOwner::reads_errors`], without blocking,
 /// and calls `done` with the token of each message whose pages the kernel has released. Should be called when
 /// the socket reports POLLERR, and now and then before.
 ///
 /// Closing the socket discards its notifications: pages still held then must be treated as held forever.
 pub fn completions(fd: ProgramFd, done: &mut dyn FnMut(Token)) {
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     zerocopy::completions(fd, done);
 }
 
 /// Guarantees that a socket's owner gives, which save system calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Owner {
+pub struct SocketOwner {
     /// The socket is non-blocking, SIGPIPE is ignored, and the socket is closed after any error.
     pub ends_on_errors: bool,
     /// No other thread sends on this socket, so a datagram may be built by several calls.
@@ -263,7 +263,7 @@ pub struct Owner {
     pub reads_errors: bool,
 }
 
-impl Owner {
+impl SocketOwner {
     const ENDS_ON_ERRORS: u8 = 1;
     const SENDS_ALONE: u8 = 2;
     const READS_ERRORS: u8 = 4;
@@ -277,15 +277,15 @@ impl Owner {
 }
 
 /// Declares the guarantees of a socket's owner, for as long as the socket is open. Meant for servers.
-pub fn own(fd: ProgramFd, owner: Owner) {
+pub fn declare_owner(fd: ProgramFd, owner: SocketOwner) {
     let mut bits = owner.bits();
-    if bits & Owner::READS_ERRORS != 0 {
-        let _errno = uncopy_sys::errno::Keep::new();
+    if bits & SocketOwner::READS_ERRORS != 0 {
+        let _errno = uncopy_sys::errno::SavedErrno::new();
         if !owner.sends_alone || !zerocopy::enable(fd) {
-            bits &= !Owner::READS_ERRORS;
+            bits &= !SocketOwner::READS_ERRORS;
         }
     }
-    facts::set_owner(fd, bits);
+    socket_cache::set_owner(fd, bits);
 }
 
 /// Declares that no code in this process closes or replaces descriptors that it did not open. For servers.

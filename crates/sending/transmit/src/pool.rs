@@ -117,8 +117,8 @@ impl Drop for SlotGuard {
 
 impl Resources {
     /// Drains the `len_bytes` bytes left in the pipe.
-    pub fn empty(&mut self, len_bytes: usize) {
-        if !self.pipe.is_some_and(|pipe| pipe.empty(len_bytes)) {
+    pub fn drain(&mut self, len_bytes: usize) {
+        if !self.pipe.is_some_and(|pipe| pipe.drain(len_bytes)) {
             self.discard();
         }
     }

@@ -13,16 +13,16 @@
 //! - If `splice` does not work at all (EINVAL and the like), the message is copied.
 
 use crate::bump::{AREA_BYTES, AppendError};
-use crate::facts;
 use crate::gather;
 use crate::part::Part;
 use crate::pool::{self, SlotGuard};
+use crate::socket_cache;
 use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec;
 use uncopy_sys::pipe::Pipe;
-use uncopy_sys::signal::Quiet;
+use uncopy_sys::sigpipe::SigpipeGuard;
 use uncopy_sys::socket::{self, Envelope, Readiness};
 
 /// Page fragments that the kernel passes on in one `sendmsg` (fs/splice.c, `splice_to_socket`).
@@ -218,7 +218,7 @@ const fn should_copy(error: Errno) -> bool {
 /// Splices, retrying if a pending signal ended the call before it began.
 fn splice_retrying(pipe: Pipe, fd: ProgramFd, len_bytes: usize, more: bool) -> Result<usize, Errno> {
     for _ in 0..MAX_INTERRUPTIONS {
-        match pipe.pass(fd, len_bytes, more) {
+        match pipe.splice_to(fd, len_bytes, more) {
             Err(Errno::EINTR) => {}
             result => return result,
         }
@@ -257,7 +257,7 @@ pub fn stream(
         Ok(SpliceResult { len_bytes: sent, holds_pages: false })
     };
     let Some(mut slot) = pool::acquire() else { return copied() };
-    let sigpipe_guard = Quiet::new(flags & libc::MSG_NOSIGNAL != 0 && !promises.ends_on_errors);
+    let sigpipe_guard = SigpipeGuard::new(flags & libc::MSG_NOSIGNAL != 0 && !promises.ends_on_errors);
     let sent = SpliceResult { len_bytes: 0, holds_pages: false };
     let is_verified = promises.ends_on_errors;
     let mut sending =
@@ -315,7 +315,7 @@ impl StreamSend<'_> {
 
     /// True if the descriptor is still a stream, whose messages may be sent in pieces.
     fn is_stream(&mut self) -> bool {
-        self.is_verified = self.is_verified || facts::is_same(self.fd);
+        self.is_verified = self.is_verified || socket_cache::is_same(self.fd);
         self.is_verified
     }
 
@@ -406,9 +406,9 @@ impl StreamSend<'_> {
         if !is_one_call && !self.is_stream() {
             return Ok(Step::Copy);
         }
-        let put = pipe.put(&pass.iovecs[..pass.count]);
+        let put = pipe.vmsplice(&pass.iovecs[..pass.count]);
         if put != Ok(pass.len_bytes) {
-            slot.resources().empty(put.unwrap_or(0));
+            slot.resources().drain(put.unwrap_or(0));
             return Ok(Step::Copy);
         }
         // If a later kernel message fails after an earlier one took bytes, the error is lost to the program.
@@ -421,7 +421,7 @@ impl StreamSend<'_> {
         let mut remaining = pass.len_bytes;
         for (index, chunk) in chunks.iter().enumerate() {
             if index > 0 && socket::readiness(self.fd, 0) == Readiness::Ended {
-                slot.resources().empty(remaining);
+                slot.resources().drain(remaining);
                 return Ok(Step::End);
             }
             let ends_here = remaining == *chunk && self.ends_after(*chunk);
@@ -436,7 +436,7 @@ impl StreamSend<'_> {
             if passed == Ok(*chunk) {
                 continue;
             }
-            slot.resources().empty(remaining);
+            slot.resources().drain(remaining);
             return match passed {
                 // A reset during the send is reported as an earlier one: the peer never reads these bytes.
                 Ok(_)
@@ -505,32 +505,32 @@ pub fn datagram(
     // the checksum is wrong and the peer drops the datagram.
     if pass.has_odd_offset || pass.chunk_count != 1 || pass.len_bytes + first_bytes != len_bytes {
         // The descriptor may have become a stream.
-        facts::invalidate(fd);
+        socket_cache::invalidate(fd);
         return copied();
     }
-    let put = pipe.put(&pass.iovecs[..pass.count]);
+    let put = pipe.vmsplice(&pass.iovecs[..pass.count]);
     if put != Ok(pass.len_bytes) {
-        slot.resources().empty(put.unwrap_or(0));
+        slot.resources().drain(put.unwrap_or(0));
         return copied();
     }
     if let Some(first) = first
         && let Err(error) = gather::send(fd, &[first], flags | libc::MSG_MORE, envelope)
     {
-        slot.resources().empty(pass.len_bytes);
+        slot.resources().drain(pass.len_bytes);
         return Err(error);
     }
     // The descriptor may have become a stream, which can raise SIGPIPE.
-    let sigpipe_guard = Quiet::new(flags & libc::MSG_NOSIGNAL != 0 && !promises.ends_on_errors);
+    let sigpipe_guard = SigpipeGuard::new(flags & libc::MSG_NOSIGNAL != 0 && !promises.ends_on_errors);
     let passed = splice_retrying(pipe, fd, pass.len_bytes, flags & libc::MSG_MORE != 0);
     drop(sigpipe_guard);
     match passed {
         Ok(bytes) if bytes == pass.len_bytes => Ok(SpliceResult { len_bytes, holds_pages: true }),
         Ok(bytes) => {
-            slot.resources().empty(pass.len_bytes - bytes);
+            slot.resources().drain(pass.len_bytes - bytes);
             Ok(SpliceResult { len_bytes: first_bytes + bytes, holds_pages: true })
         }
         Err(error) => {
-            slot.resources().empty(pass.len_bytes);
+            slot.resources().drain(pass.len_bytes);
             if should_copy(error) && first.is_none() { copied() } else { Err(error) }
         }
     }

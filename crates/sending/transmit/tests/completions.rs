@@ -10,7 +10,9 @@ use std::io::Write;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
-use uncopy_transmit::{Envelope, Hold, Owner, ProgramFd, Token, Way, completions, own, plan, set_break_even};
+use uncopy_transmit::{
+    Envelope, Hold, ProgramFd, SocketOwner, Token, Way, completions, declare_owner, plan, set_break_even,
+};
 
 /// Reports a skipped test on the real stderr, because the harness captures what tests print.
 fn skip(test: &str, why: &str) {
@@ -63,7 +65,10 @@ fn in_namespace(test: &str, section: impl FnOnce() + Send + 'static) {
 fn far_socket(peer: &str) -> UdpSocket {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
     socket.connect(peer).expect("connected");
-    own(ProgramFd::of(&socket), Owner { sends_alone: true, reads_errors: true, ..Owner::default() });
+    declare_owner(
+        ProgramFd::of(&socket),
+        SocketOwner { sends_alone: true, reads_errors: true, ..SocketOwner::default() },
+    );
     socket
 }
 
@@ -125,7 +130,10 @@ fn a_socket_whose_notices_say_copied_goes_another_way() {
         assert_eq!(wait_for(fd, 1), [token]);
         assert_eq!(plan(ProgramFd::new(fd), 8000, 8000, 0, &envelope).way, Way::Splice);
         // A new socket with the same descriptor starts afresh.
-        own(ProgramFd::new(fd), Owner { sends_alone: true, reads_errors: true, ..Owner::default() });
+        declare_owner(
+            ProgramFd::new(fd),
+            SocketOwner { sends_alone: true, reads_errors: true, ..SocketOwner::default() },
+        );
         assert_eq!(plan(ProgramFd::new(fd), 8000, 8000, 0, &envelope).way, Way::Completion);
     });
 }
@@ -135,10 +143,10 @@ fn a_socket_whose_notices_say_copied_goes_another_way() {
 fn nobody_gets_completions_who_did_not_ask() {
     in_namespace("nobody_gets_completions_who_did_not_ask", || {
         set_break_even(Some(1));
-        for owner in [Owner::default(), Owner { reads_errors: true, ..Owner::default() }] {
+        for owner in [SocketOwner::default(), SocketOwner { reads_errors: true, ..SocketOwner::default() }] {
             let socket = far_socket("10.99.0.2:9");
             let fd = socket.as_raw_fd();
-            own(ProgramFd::new(fd), owner);
+            declare_owner(ProgramFd::new(fd), owner);
             let memory = Lendable::new(2);
             let sent = send(fd, &[memory.part(0, 8000)], 0).expect("sent");
             assert_eq!((sent.len_bytes, sent.hold), (8000, Hold::Spliced));

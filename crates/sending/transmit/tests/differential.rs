@@ -174,7 +174,10 @@ fn invalid_messages_fail_like_sendmsg() {
         for (message, parts) in &messages {
             for flags in [libc::MSG_NOSIGNAL, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT] {
                 if fd >= 0 {
-                    uncopy_transmit::own(ProgramFd::new(fd), uncopy_transmit::Owner::default());
+                    uncopy_transmit::declare_owner(
+                        ProgramFd::new(fd),
+                        uncopy_transmit::SocketOwner::default(),
+                    );
                 }
                 let drain = |connection: &Connection| {
                     let mut bytes = vec![0u8; 1 << 20];
@@ -389,7 +392,7 @@ fn reused_descriptors_are_served() {
     let connection = connect(Family::Tcp4);
     let number = duplicate(connection.fd());
     let fd = number.as_raw_fd();
-    uncopy_transmit::own(ProgramFd::new(fd), uncopy_transmit::Owner::default());
+    uncopy_transmit::declare_owner(ProgramFd::new(fd), uncopy_transmit::SocketOwner::default());
     assert_eq!(ours(fd, &parts, 0), Ok(total));
     let mut ends = [0; 2];
     // SAFETY: pipe2(2) writes two descriptors to `ends`, which has room for them; the other calls access no

@@ -52,7 +52,7 @@ pub(crate) fn register_handlers() {
 
 /// Declares that the caller's own fork handlers call [`prepare`], [`parent`] and [`child`]. Must be called
 /// before the first allocation.
-pub fn is_watched_by_caller() {
+pub fn use_callers_fork_handlers() {
     IS_WATCHED.store(true, Relaxed);
 }
 
@@ -83,7 +83,7 @@ pub fn child() {
 /// `has_own_descriptors` tells that descriptors are not shared with the parent.
 pub fn child_before_others(has_own_descriptors: bool) {
     parent();
-    last_thread::in_child(Role::Twin, has_own_descriptors);
+    last_thread::reset_in_child(Role::Twin, has_own_descriptors);
     if process::is_ready() {
         process::close_inherited();
     }

@@ -12,7 +12,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::handler::{OwnersFault, Start};
+use uncopy_sys::handler::{HandlerStart, OwnersFault};
 use uncopy_sys::last_thread::{self, LastThread, Role};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::uffd::{Access, Fault, Uffd, wait};
@@ -34,7 +34,7 @@ const PAGE_COST_PAGES: u32 = 2;
 /// Maximum value of the field `Unit::back_off`.
 const MAX_BACK_OFF: u8 = 14;
 
-static START: Start = Start::new(Role::Twin);
+static START: HandlerStart = HandlerStart::new(Role::Twin);
 
 /// Starts the handler thread of a userfaultfd and waits until the thread has its own copy of the descriptor.
 ///
@@ -67,7 +67,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let (_, last_thread) = START.isolate([fd, -1]);
     // SAFETY: without an address hint the kernel chooses an unused range, so no existing mapping is affected.
     let scratch = unsafe { mem::map_private(BATCH_PAGES as usize * PAGE_BYTES, None) };
-    START.tell(scratch.map(drop));
+    START.report(scratch.map(drop));
     if let Ok(scratch) = scratch {
         let mut handler = Handler {
             uffd: Uffd::from_fd(fd),
@@ -135,11 +135,11 @@ impl Handler {
     /// starts at once; on another one it must first be woken: 4 µs per fault against 12 (2 virtual
     /// processors, otherwise idle).
     fn follow_lender(&mut self) {
-        let lender = process().lender();
+        let lender = process().lending_cpu();
         if self.pinned_to.is_some_and(|pinned_to| pinned_to != lender)
             && let Some(processor) = lender
         {
-            thread::stay_on(processor);
+            thread::pin_to_processor(processor);
             self.pinned_to = Some(lender);
         }
     }
@@ -266,7 +266,7 @@ impl Handler {
         let wanted = found & mask | state::FILLED;
         let is_alike = |more: &u32| PAGES.state(page + more).load(SeqCst) & (mask | state::FILLED) == wanted;
         let run = (1..max_pages).take_while(is_alike).count() as u32 + 1;
-        let run = mem::present(address_of(page), run as usize) as u32;
+        let run = mem::leading_present_pages(address_of(page), run as usize) as u32;
         if run == 0 {
             // The program gave the page back to the kernel; the next fault finds it missing.
             return self.uffd.wake(address_of(page), PAGE_BYTES);

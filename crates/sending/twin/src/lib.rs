@@ -105,7 +105,7 @@ pub use loan::{Loan, Stamp, Until, lend, settle, worth_lending};
 pub use options::{ALIGNMENT, ConfigureError, Options};
 pub use process::{has_handler, statistics, status, switch_off};
 pub use sender::Sender;
-pub use status::{Status, Why};
+pub use status::{InactiveReason, Status};
 pub use traits::Twin;
 
 /// Sets the options. Must be called before the first allocation.

@@ -21,7 +21,7 @@ use crate::counters::{COUNTERS, count};
 use crate::pages::{self, PAGE_BYTES, PAGES, page_of};
 use crate::process::{self, process};
 use crate::small;
-use crate::status::Why;
+use crate::status::InactiveReason;
 use crate::unit::{Id, Kind, Unit, state};
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use uncopy_sys::errno::Errno;
@@ -75,7 +75,7 @@ impl Loan {
     }
 
     /// Reports that the bytes were copied after all, so that protecting them was of no use.
-    pub fn forfeit(&self) {
+    pub fn note_copied(&self) {
         let earned = &PAGES.unit(self.id).earned;
         earned.store(earned.load(Relaxed).saturating_sub(self.pages), Relaxed);
     }
@@ -197,7 +197,7 @@ pub fn worth_lending(address: usize, len: usize) -> (usize, usize) {
 }
 
 fn credit(unit: &Unit, pages: u32) {
-    process().record_lender();
+    process().record_lending_cpu();
     // No read-modify-write, which would make threads that send the same object contend for the cache line.
     unit.earned.store(unit.earned.load(Relaxed).saturating_add(pages), Relaxed);
 }
@@ -227,7 +227,7 @@ fn lend_slow(id: Id, first: u32, pages: u32, until: Until) -> Option<Loan> {
         if until == Until::Completed {
             local.end_loan(life);
         }
-        process().stop(Why::NotProtected, errno.0);
+        process().stop(InactiveReason::NotProtected, errno.0);
         return None;
     }
     credit(unit, pages);

@@ -14,8 +14,8 @@ use crate::unit::{Id, Kind, LocalState, Unit, state};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use uncopy_sys::PAGE_BYTES;
-use uncopy_sys::awake;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::features;
 use uncopy_sys::mem::{Advice, Reservation};
 
 use Ordering::{Acquire, Relaxed, Release};
@@ -116,7 +116,7 @@ pub(crate) fn page_of(address: usize) -> u32 {
 }
 
 pub(crate) fn range() -> Reservation {
-    Reservation::part_of_ours(BASE.load(Relaxed), LEN_BYTES.load(Acquire))
+    Reservation::from_existing(BASE.load(Relaxed), LEN_BYTES.load(Acquire))
 }
 
 fn bin_of(pages: u32) -> usize {
@@ -154,7 +154,7 @@ impl Pages {
         };
         let pages = len_bytes / PAGE_BYTES;
         range.advise(range.base(), len_bytes, Advice::NoHugePages);
-        uncopy_sys::procmap::keep_out(range.base(), len_bytes);
+        uncopy_sys::procmap::exclude_range(range.base(), len_bytes);
         self.unit_of.create(pages, false)?;
         self.bitmap.create(pages * BITMAP_WORDS, false)?;
         self.units.create(pages, false)?;
@@ -162,7 +162,7 @@ impl Pages {
         // SAFETY: called once, before any other thread can reach the pool.
         unsafe { (*self.pool.get()).cap = cap_pages };
         BASE.store(range.base(), Release);
-        awake::wake();
+        features::set_active();
         LEN_BYTES.store(len_bytes, Release);
         Ok(are_wiped)
     }

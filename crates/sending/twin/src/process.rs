@@ -7,7 +7,7 @@ use crate::classes::MAX_CLASSES;
 use crate::counters::{COUNTERS, Statistics};
 use crate::options::Options;
 use crate::pages::{PAGE_BYTES, PAGES, address_of};
-use crate::status::{Status, Why};
+use crate::status::{InactiveReason, Status};
 use crate::table::{Entry, Table};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use uncopy_sys::lock::{Critical, Guard, Lock, thread_id};
@@ -128,25 +128,25 @@ impl Process {
 
     /// Records the current processor as one that lends: writers are likely to run there, too.
     #[inline]
-    pub(crate) fn record_lender(&self) {
+    pub(crate) fn record_lending_cpu(&self) {
         let processor = thread::processor() + 1;
         if self.lender.load(Relaxed) != processor {
             self.lender.store(processor, Relaxed);
         }
     }
 
-    pub(crate) fn lender(&self) -> Option<u32> {
+    pub(crate) fn lending_cpu(&self) -> Option<u32> {
         self.lender.load(Relaxed).checked_sub(1)
     }
 
     /// Stops lending for the given reason. Protected pages stay protected.
-    pub(crate) fn stop(&self, why: Why, errno: i32) {
+    pub(crate) fn stop(&self, why: InactiveReason, errno: i32) {
         record_reason(why, errno);
         self.phase.store(INACTIVE, Release);
     }
 }
 
-pub(crate) fn record_reason(why: Why, errno: i32) {
+pub(crate) fn record_reason(why: InactiveReason, errno: i32) {
     WHY_ERRNO.store(errno, Relaxed);
     WHY.store(why as u8, Release);
 }
@@ -173,16 +173,19 @@ pub(crate) fn scratch() -> usize {
 #[must_use]
 pub fn status() -> Status {
     if !is_ready() {
-        let why = Why::ALL.into_iter().find(|why| *why as u8 == WHY.load(Acquire));
+        let why = InactiveReason::ALL.into_iter().find(|why| *why as u8 == WHY.load(Acquire));
         return why.map_or(Status::Dormant, |why| Status::Inactive { why, errno: WHY_ERRNO.load(Relaxed) });
     }
     match process().phase.load(Acquire) {
-        DORMANT if IS_OFF.load(Relaxed) => Status::Inactive { why: Why::Asked, errno: 0 },
+        DORMANT if IS_OFF.load(Relaxed) => Status::Inactive { why: InactiveReason::SwitchedOff, errno: 0 },
         DORMANT => Status::Dormant,
         ACTIVE => Status::Active,
         _ => {
-            let why = Why::ALL.into_iter().find(|why| *why as u8 == WHY.load(Acquire));
-            Status::Inactive { why: why.unwrap_or(Why::Asked), errno: WHY_ERRNO.load(Relaxed) }
+            let why = InactiveReason::ALL.into_iter().find(|why| *why as u8 == WHY.load(Acquire));
+            Status::Inactive {
+                why: why.unwrap_or(InactiveReason::SwitchedOff),
+                errno: WHY_ERRNO.load(Relaxed),
+            }
         }
     }
 }
@@ -200,7 +203,7 @@ pub(crate) fn on_thread_end(rearm: impl FnOnce()) {
         rearm();
         return;
     }
-    thread::outlast_others();
+    thread::wait_for_other_threads();
     // The last thread of a process exits likewise in glibc.
     std::process::exit(0);
 }
@@ -208,11 +211,11 @@ pub(crate) fn on_thread_end(rearm: impl FnOnce()) {
 /// Stops lending permanently, in this process and its children: everything is copied.
 pub fn switch_off() {
     IS_OFF.store(true, Relaxed);
-    record_reason(Why::Asked, 0);
+    record_reason(InactiveReason::SwitchedOff, 0);
     if is_ready() {
         let _critical = Critical::enter();
         let _guard = process().activation.guard();
-        process().stop(Why::Asked, 0);
+        process().stop(InactiveReason::SwitchedOff, 0);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::options::{ALIGNMENT, ConfigureError, Options};
 use crate::pages::{self, PAGE_BYTES, PAGES};
 use crate::process::{BATCH_PAGES, BUFFERS, IS_OFF, IS_READY, OPTIONS, Process, START, TABLE};
 use crate::process::{close_inherited, is_ready, pageblock_pages, record_reason};
-use crate::status::Why;
+use crate::status::InactiveReason;
 use crate::{fork, handler, small};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::os::fd::AsRawFd as _;
@@ -54,7 +54,7 @@ pub(crate) fn initialise() -> bool {
         return true;
     }
     if mem::page_size() != PAGE_BYTES {
-        record_reason(Why::PageSize, 0);
+        record_reason(InactiveReason::PageSize, 0);
         return false;
     }
     let created = TABLE.create(1, true).and_then(|is_wiped| {
@@ -96,36 +96,37 @@ impl Process {
         self.uffd()
     }
 
-    fn try_start(&self) -> Result<Uffd, (Why, i32)> {
+    fn try_start(&self) -> Result<Uffd, (InactiveReason, i32)> {
         if IS_OFF.load(Relaxed) {
-            return Err((Why::Asked, 0));
+            return Err((InactiveReason::SwitchedOff, 0));
         }
         if !IS_WIPED.load(Relaxed) {
-            return Err((Why::NotWiped, 0));
+            return Err((InactiveReason::NotWiped, 0));
         }
         let device = Some(ProgramFd::new(DEVICE.load(Relaxed))).filter(|fd| fd.is_valid());
         if filter::is_filtered() {
-            filter::try_out(device).map_err(|errno| (Why::Filtered, errno.0))?;
+            filter::probe_calls(device).map_err(|errno| (InactiveReason::Filtered, errno.0))?;
         }
         close_inherited();
         let batch_bytes = BATCH_PAGES as usize * PAGE_BYTES;
         if BUFFERS.scratch.load(Acquire) == 0 {
-            let zeroes = mem::map_zeroes(batch_bytes).map_err(|errno| (Why::NoMemory, errno.0))?;
+            let zeroes = mem::map_zeroes(batch_bytes).map_err(|errno| (InactiveReason::NoMemory, errno.0))?;
             // SAFETY: without an address hint the kernel chooses an unused range, which affects no other
             // mapping.
             let scratch = unsafe { mem::map_private(batch_bytes, None) };
             BUFFERS.zeroes.store(zeroes, Release);
-            BUFFERS.scratch.store(scratch.map_err(|errno| (Why::NoMemory, errno.0))?, Release);
+            BUFFERS.scratch.store(scratch.map_err(|errno| (InactiveReason::NoMemory, errno.0))?, Release);
         }
         let uffd = Uffd::open(device, Reports::Writes).map_err(|error| match error {
-            OpenError::Refused(errno) => (Why::Refused, errno.0),
-            OpenError::NoFeature(errno) => (Why::NoFeature, errno.0),
+            OpenError::Refused(errno) => (InactiveReason::Refused, errno.0),
+            OpenError::NoFeature(errno) => (InactiveReason::NoFeature, errno.0),
         })?;
-        let started = handler::start(uffd).map_err(|errno| (Why::NoHandler, errno.0)).and_then(|()| {
-            let range = pages::range();
-            let registered = uffd.register_with_writes(range.base(), range.len_bytes());
-            registered.map_err(|errno| (Why::NotRegistered, errno.0))
-        });
+        let started =
+            handler::start(uffd).map_err(|errno| (InactiveReason::NoHandler, errno.0)).and_then(|()| {
+                let range = pages::range();
+                let registered = uffd.register_for_write_protection(range.base(), range.len_bytes());
+                registered.map_err(|errno| (InactiveReason::NotRegistered, errno.0))
+            });
         if started.is_err() {
             // A handler thread that was started ends when it finds its descriptor closed.
             uffd.close();

@@ -7,7 +7,7 @@ use uncopy_sys::errno::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(u8)]
-pub enum Why {
+pub enum InactiveReason {
     /// The kernel refused userfaultfd.
     Refused = 1,
     /// userfaultfd lacks write protection (Linux 5.7).
@@ -27,10 +27,10 @@ pub enum Why {
     /// The program closed the descriptor, or the kernel refused to protect pages.
     NotProtected = 9,
     /// The program switched lending off.
-    Asked = 10,
+    SwitchedOff = 10,
 }
 
-impl Why {
+impl InactiveReason {
     pub(crate) const ALL: [Self; 10] = [
         Self::Refused,
         Self::NoFeature,
@@ -41,7 +41,7 @@ impl Why {
         Self::PageSize,
         Self::NoMemory,
         Self::NotProtected,
-        Self::Asked,
+        Self::SwitchedOff,
     ];
 
     const fn text(self) -> &'static str {
@@ -55,7 +55,7 @@ impl Why {
             Self::PageSize => "the kernel's pages have not 4096 bytes",
             Self::NoMemory => "no memory for the allocator's own data",
             Self::NotProtected => "pages could not be protected against writes",
-            Self::Asked => "switched off",
+            Self::SwitchedOff => "switched off",
         }
     }
 }
@@ -70,7 +70,7 @@ pub enum Status {
     /// Memory is always copied.
     Inactive {
         /// Reason why memory is copied.
-        why: Why,
+        why: InactiveReason,
         /// Error number from the kernel; 0 for none.
         errno: i32,
     },

@@ -67,7 +67,7 @@ impl<T: Entry> Table<T> {
         let next = wanted.next_multiple_of(STEP_BYTES).min(reserved);
         let base = self.base.load(Acquire);
         // The range was reserved by `create`.
-        let range = Reservation::part_of_ours(base, reserved);
+        let range = Reservation::from_existing(base, reserved);
         let done = range.commit(base + committed, next - committed).is_ok();
         if done {
             self.committed_bytes.store(next, Release);

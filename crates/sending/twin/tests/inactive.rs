@@ -3,7 +3,7 @@
 mod common;
 
 use common::{exclusive, in_child, lend_all, pattern};
-use uncopy_twin::{Buffer, Status, Until, Why, status};
+use uncopy_twin::{Buffer, InactiveReason, Status, Until, status};
 
 /// Prevents any further descriptor from being opened.
 fn refuse_descriptors() {
@@ -21,7 +21,7 @@ fn without_userfaultfd_memory_is_ordinary_and_the_reason_is_known() {
         assert_eq!(status(), Status::Dormant);
         assert!(lend_all(&buffer, Until::Dropped).is_none());
         let Status::Inactive { why, errno } = status() else { return false };
-        assert_eq!((why, errno), (Why::Refused, libc::EMFILE));
+        assert_eq!((why, errno), (InactiveReason::Refused, libc::EMFILE));
         assert_eq!(
             status().to_string(),
             "inactive: userfaultfd was refused: Too many open files (os error 24)"

@@ -22,9 +22,9 @@ use uncopy_core::stats::Counter;
 use uncopy_engine::call::output::{Output, is_candidate};
 use uncopy_engine::service::activation;
 use uncopy_engine::state::counters;
-use uncopy_fdtable::{self as fdtable, Feature, Follower};
+use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_interpose::{alias, entry, slots, variadic};
-use uncopy_store::program::{self as store, At, Writing};
+use uncopy_store::program::{self as store, OngoingWrite, WriteAt};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
@@ -72,8 +72,8 @@ pub fn is_on() -> bool {
 
 /// Returns whether a descriptor needs any handling.
 #[inline(always)]
-pub fn is_known(fd: ProgramFd) -> bool {
-    store::is_known(fd)
+pub fn is_tracked(fd: ProgramFd) -> bool {
+    store::is_tracked(fd)
 }
 
 /// Switches logging on, with the keeper's socket and the colon-separated patterns of files to log (`None`:
@@ -82,14 +82,14 @@ pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
     let globs = globs.into_iter().flat_map(|globs| globs.split(|byte| *byte == b':'));
     let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
     if let Ok(socket) = CString::new(socket) {
-        fdtable::follow(Feature::Log, &FOLLOWER);
+        fdtable::register(Feature::Log, &FD_CALLBACKS);
         store::switch_on(socket, globs, always);
     }
 }
 
 /// Runs `work` in a critical section and preserves `errno`.
 fn with_errno_saved(work: impl FnOnce()) {
-    let _errno = errno::Keep::new();
+    let _errno = errno::SavedErrno::new();
     let _critical = Critical::enter();
     work();
 }
@@ -119,7 +119,7 @@ fn open_after_lease(directory: ProgramFd, path: Path, open: impl Fn() -> Program
         let mut max_ms = 0;
         // SAFETY: `path` is the argument of the program's open(2), which the kernel has just read or refused;
         // the kernel reads it again.
-        with_errno_saved(|| max_ms = unsafe { store::max_leave_ms(directory, path) });
+        with_errno_saved(|| max_ms = unsafe { store::max_hold_ms(directory, path) });
         max_ms
     };
     let begun_ms = clock::now_ms();
@@ -133,7 +133,7 @@ fn open_after_lease(directory: ProgramFd, path: Path, open: impl Fn() -> Program
             errno::set(libc::EWOULDBLOCK);
             return ProgramFd::NONE;
         }
-        clock::doze();
+        clock::sleep_10_ms();
         let fd = open();
         if fd.is_valid() || errno::get() != libc::EWOULDBLOCK {
             return fd;
@@ -196,16 +196,16 @@ fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
     synced.result
 }
 
-entry!(fsync FSYNC (fd: ProgramFd) -> c_int, store::is_known(fd), {
+entry!(fsync FSYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
     sync_file(fd, || FSYNC.call()(fd))
 });
 
-entry!(fdatasync FDATASYNC (fd: ProgramFd) -> c_int, store::is_known(fd), {
+entry!(fdatasync FDATASYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
     sync_file(fd, || FDATASYNC.call()(fd))
 });
 
 fn before_sync_of_all() {
-    with_errno_saved(|| store::change_all(true));
+    with_errno_saved(|| store::stop_logging_all(true));
 }
 
 entry!(sync SYNC () -> (), is_on(), {
@@ -219,51 +219,51 @@ entry!(syncfs SYNCFS (fd: ProgramFd) -> c_int, is_on(), {
 });
 
 /// Detaches from the log's keeper before the process changes its user or loses privileges.
-pub fn before_change() {
+pub fn before_privilege_change() {
     if is_on() {
         with_errno_saved(store::detach);
     }
 }
 
-/// Calls [`before_change`] and disables the hooks.
-pub fn leave() {
-    before_change();
-    store::leave();
+/// Calls [`before_privilege_change`] and disables the hooks.
+pub fn disable() {
+    before_privilege_change();
+    store::disable();
 }
 
 /// Takes a file out of the log before a change that no record can describe; it may be logged again.
-pub fn change(fd: ProgramFd) {
-    if store::is_known(fd) {
-        with_errno_saved(|| store::change(fd, true));
+pub fn stop_logging(fd: ProgramFd) {
+    if store::is_tracked(fd) {
+        with_errno_saved(|| store::stop_logging(fd, true));
     }
 }
 
 /// Takes a file out of the log for good.
-pub fn refuse(fd: ProgramFd) {
-    if store::is_known(fd) {
-        with_errno_saved(|| store::change(fd, false));
+pub fn exclude(fd: ProgramFd) {
+    if store::is_tracked(fd) {
+        with_errno_saved(|| store::stop_logging(fd, false));
     }
 }
 
 /// Takes all files out of the log for good.
-pub fn end_all() {
+pub fn exclude_all() {
     if is_on() {
-        with_errno_saved(|| store::change_all(false));
+        with_errno_saved(|| store::stop_logging_all(false));
     }
 }
 
-entry!(ftruncate FTRUNCATE (fd: ProgramFd, len: off_t) -> c_int, store::is_known(fd), {
-    change(fd);
+entry!(ftruncate FTRUNCATE (fd: ProgramFd, len: off_t) -> c_int, store::is_tracked(fd), {
+    stop_logging(fd);
     FTRUNCATE.call()(fd, len)
 });
 
-entry!(fallocate FALLOCATE (fd: ProgramFd, mode: c_int, offset: off_t, len: off_t) -> c_int, store::is_known(fd), {
-    change(fd);
+entry!(fallocate FALLOCATE (fd: ProgramFd, mode: c_int, offset: off_t, len: off_t) -> c_int, store::is_tracked(fd), {
+    stop_logging(fd);
     FALLOCATE.call()(fd, mode, offset, len)
 });
 
-entry!(posix_fallocate POSIX_FALLOCATE (fd: ProgramFd, offset: off_t, len: off_t) -> c_int, store::is_known(fd), {
-    change(fd);
+entry!(posix_fallocate POSIX_FALLOCATE (fd: ProgramFd, offset: off_t, len: off_t) -> c_int, store::is_tracked(fd), {
+    stop_logging(fd);
     POSIX_FALLOCATE.call()(fd, offset, len)
 });
 
@@ -314,17 +314,17 @@ entry!(remove REMOVE (path: Path) -> c_int, is_on(), {
     REMOVE.call()(path)
 });
 
-entry!(fdopen FDOPEN (fd: ProgramFd, mode: Path) -> *mut c_void, store::is_known(fd), {
-    refuse(fd);
+entry!(fdopen FDOPEN (fd: ProgramFd, mode: Path) -> *mut c_void, store::is_tracked(fd), {
+    exclude(fd);
     FDOPEN.call()(fd, mode)
 });
 
 // These functions of libc write to their first argument, a descriptor.
 variadic! {
-    dprintf DPRINTF prepare_dprintf (fd: ProgramFd) { refuse(fd) }
-    __dprintf_chk DPRINTF_CHK prepare_dprintf_chk (fd: ProgramFd) { refuse(fd) }
-    vdprintf VDPRINTF prepare_vdprintf (fd: ProgramFd) { refuse(fd) }
-    __vdprintf_chk VDPRINTF_CHK prepare_vdprintf_chk (fd: ProgramFd) { refuse(fd) }
+    dprintf DPRINTF prepare_dprintf (fd: ProgramFd) { exclude(fd) }
+    __dprintf_chk DPRINTF_CHK prepare_dprintf_chk (fd: ProgramFd) { exclude(fd) }
+    vdprintf VDPRINTF prepare_vdprintf (fd: ProgramFd) { exclude(fd) }
+    __vdprintf_chk VDPRINTF_CHK prepare_vdprintf_chk (fd: ProgramFd) { exclude(fd) }
 }
 
 /// Stops logging the file of an aio(7) request, whose descriptor is the first member.
@@ -333,7 +333,7 @@ variadic! {
 /// `request` points to a `struct aiocb` of the program's.
 unsafe fn refuse_file_of(request: *mut c_void) {
     // SAFETY: the program passes a `struct aiocb`, which libc reads next; `aio_fildes` is its first member.
-    refuse(unsafe { request.cast::<ProgramFd>().read() });
+    exclude(unsafe { request.cast::<ProgramFd>().read() });
 }
 
 entry!(aio_write AIO_WRITE (request: *mut c_void) -> c_int, is_on(), {
@@ -347,7 +347,7 @@ entry!(aio_fsync AIO_FSYNC (how: c_int, request: *mut c_void) -> c_int, is_on(),
 });
 
 entry!(lio_listio LIO_LISTIO (mode: c_int, list: *const c_void, count: c_int, event: *mut c_void) -> c_int, is_on(), {
-    end_all();
+    exclude_all();
     LIO_LISTIO.call()(mode, list, count, event)
 });
 
@@ -356,7 +356,7 @@ entry!(lio_listio LIO_LISTIO (mode: c_int, list: *const c_void, count: c_int, ev
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn io_setup(count: c_int, context: *mut c_void) -> c_int {
     if is_on() {
-        end_all();
+        exclude_all();
     }
     // SAFETY: io_setup(2) checks `context`, the program's own argument, and writes to it only if it is
     // writable.
@@ -386,8 +386,8 @@ pub fn before_call(number: c_long, a: usize, c: usize) {
         | libc::SYS_close
         | libc::SYS_dup
         | libc::SYS_dup2
-        | libc::SYS_dup3 => refuse(ProgramFd::of_argument(a)),
-        libc::SYS_splice | libc::SYS_copy_file_range => refuse(ProgramFd::of_argument(c)),
+        | libc::SYS_dup3 => exclude(ProgramFd::of_argument(a)),
+        libc::SYS_splice | libc::SYS_copy_file_range => exclude(ProgramFd::of_argument(c)),
         libc::SYS_sync
         | libc::SYS_syncfs
         | libc::SYS_io_uring_setup
@@ -397,14 +397,14 @@ pub fn before_call(number: c_long, a: usize, c: usize) {
         | libc::SYS_renameat2
         | libc::SYS_unlink
         | libc::SYS_unlinkat
-        | libc::SYS_close_range => end_all(),
+        | libc::SYS_close_range => exclude_all(),
         _ => {}
     }
 }
 
 /// Returns whether writes to a mapping of the file would change the file.
 pub fn is_shared_mapping(flags: c_int, fd: ProgramFd) -> bool {
-    flags & libc::MAP_TYPE != libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS == 0 && store::is_known(fd)
+    flags & libc::MAP_TYPE != libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS == 0 && store::is_tracked(fd)
 }
 
 /// Handles a call of fcntl(2) that sets file status flags, a lease or a signal's owner before it is made.
@@ -414,10 +414,10 @@ pub fn before_fcntl(fd: ProgramFd, command: c_int, argument: usize) {
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
     match command {
-        libc::F_SETFL if argument as c_int & SYNCED != 0 => refuse(fd),
+        libc::F_SETFL if argument as c_int & SYNCED != 0 => exclude(fd),
         // O_APPEND may change, and with it the offsets of writes.
-        libc::F_SETFL => change(fd),
-        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => refuse(fd),
+        libc::F_SETFL => stop_logging(fd),
+        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => exclude(fd),
         _ => {}
     }
 }
@@ -425,8 +425,8 @@ pub fn before_fcntl(fd: ProgramFd, command: c_int, argument: usize) {
 /// Hides the keeper's lease, and the `O_ASYNC` that it sets, from the result of fcntl(2).
 pub fn after_fcntl(fd: ProgramFd, command: c_int, result: c_int) -> c_int {
     match command {
-        libc::F_GETFL if result >= 0 && store::takes_part(fd) => result & !libc::O_ASYNC,
-        libc::F_GETLEASE if result >= 0 && store::takes_part(fd) => libc::F_UNLCK,
+        libc::F_GETFL if result >= 0 && store::is_in_log(fd) => result & !libc::O_ASYNC,
+        libc::F_GETLEASE if result >= 0 && store::is_in_log(fd) => libc::F_UNLCK,
         _ => result,
     }
 }
@@ -438,22 +438,22 @@ pub fn before_ioctl(fd: ProgramFd, request: c_ulong) {
         && request != libc::FIONCLEX
         && request != libc::TCGETS
     {
-        change(fd);
+        stop_logging(fd);
     }
 }
 
-static FOLLOWER: Follower = Follower {
-    closed: |fd| {
-        if store::is_known(fd) && is_owner() {
+static FD_CALLBACKS: FdCallbacks = FdCallbacks {
+    on_close: |fd| {
+        if store::is_tracked(fd) && is_owner() {
             with_errno_saved(|| store::closed(fd));
         }
     },
-    duplicated: |from, to| {
-        if (store::is_known(from) || store::is_known(to)) && is_owner() {
+    on_dup: |from, to| {
+        if (store::is_tracked(from) || store::is_tracked(to)) && is_owner() {
             with_errno_saved(|| store::duplicated(from, to));
         }
     },
-    passed: refuse,
+    on_pass: exclude,
 };
 
 /// Prepares for a fork.
@@ -505,31 +505,37 @@ type Real<'a> = &'a dyn Fn(&[Part]) -> ssize_t;
 #[inline(always)]
 pub fn write(
     fd: ProgramFd,
-    at: At,
+    at: WriteAt,
     parts: &[Part],
     real: Real<'_>,
     passthrough: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     match begin(fd) {
-        Writing::Plain => passthrough(),
-        Writing::Counted(counted) => {
+        OngoingWrite::Plain => passthrough(),
+        OngoingWrite::Counted(counted) => {
             let written = passthrough();
             if let Ok(len_bytes) = usize::try_from(written) {
                 counted.note_written(len_bytes);
             }
             written
         }
-        Writing::Logged(write) => write_logged(fd, at, parts, real, write),
+        OngoingWrite::Logged(write) => write_logged(fd, at, parts, real, write),
     }
 }
 
-fn begin(fd: ProgramFd) -> Writing {
-    let _errno = errno::Keep::new();
+fn begin(fd: ProgramFd) -> OngoingWrite {
+    let _errno = errno::SavedErrno::new();
     store::begin_write(fd)
 }
 
 #[cold]
-fn write_logged(fd: ProgramFd, at: At, parts: &[Part], real: Real<'_>, write: store::Write) -> ssize_t {
+fn write_logged(
+    fd: ProgramFd,
+    at: WriteAt,
+    parts: &[Part],
+    real: Real<'_>,
+    write: store::LoggedWrite,
+) -> ssize_t {
     // A critical section restores the errno that it began with.
     let (written, errno_after) = {
         let _critical = Critical::enter();
@@ -539,14 +545,20 @@ fn write_logged(fd: ProgramFd, at: At, parts: &[Part], real: Real<'_>, write: st
     written
 }
 
-fn write_under(fd: ProgramFd, at: At, parts: &[Part], real: Real<'_>, write: store::Write) -> ssize_t {
+fn write_under(
+    fd: ProgramFd,
+    at: WriteAt,
+    parts: &[Part],
+    real: Real<'_>,
+    write: store::LoggedWrite,
+) -> ssize_t {
     let call = |parts: &[Part]| {
         let written = real(parts);
         if let Ok(len_bytes) = usize::try_from(written) {
-            let _errno = errno::Keep::new();
+            let _errno = errno::SavedErrno::new();
             // SAFETY: the kernel has just read `len_bytes` bytes of `parts`, which are the program's buffers or
             // pages that `output` holds until `finish`.
-            unsafe { write.done(at, parts, len_bytes) };
+            unsafe { write.finish(at, parts, len_bytes) };
         }
         written
     };

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         log_bytes: log_bytes.parse().expect("a number of bytes"),
         emulates_dax: false,
         socket: CString::new(socket.as_str()).expect("no NUL"),
-        root: root.parse().expect("a process"),
+        root_pid: root.parse().expect("a process"),
     };
     match Keeper::begin(settings) {
         Ok(keeper) => {

@@ -72,7 +72,7 @@ impl Capture {
     }
 
     /// Drops the captured bytes and marks the capture as incomplete.
-    pub fn give_up(&mut self) {
+    pub fn mark_incomplete(&mut self) {
         self.clear();
         self.free();
         self.is_incomplete = true;
@@ -134,7 +134,7 @@ impl Capture {
         }
         let end = self.len_bytes + len_bytes;
         if !has_room || end > MAX_BYTES || !self.grow(end) {
-            return self.give_up();
+            return self.mark_incomplete();
         }
         let mut into = &mut self.buffer[MAX_FRONT_BYTES..][self.len_bytes..end];
         for part in parts {

@@ -10,8 +10,8 @@ mod client;
 mod repair;
 
 use crate::lock;
-use crate::messages::{HELLO, NOT_NOW, PROTOCOL};
-use crate::places::{self, Empty};
+use crate::log_files::{self, EmptyLog};
+use crate::messages::{HELLO, PROTOCOL, UNAVAILABLE};
 use client::{answer, serve};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::ffi::CString;
@@ -19,10 +19,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use uncopy_sys::background::{be_polite, bell, ring, signals, take_signals, was_rung, watch_process};
+use uncopy_sys::background::{
+    lower_priority, notifier, notify, signals, take_signals, was_notified, watch_process,
+};
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::link::{self, Came, MAX_WORDS};
+use uncopy_sys::seqpacket::{self, MAX_WORDS, ReceivedMessage};
 use uncopy_sys::{clock, ids, mem, wait};
 
 /// Time that the keeper waits for further connections after all programs have ended: a daemon's first process
@@ -42,7 +44,7 @@ pub struct Settings {
     /// Path of the socket to which programs connect; removed at the end.
     pub socket: CString,
     /// Process ID of the program that was started.
-    pub root: u32,
+    pub root_pid: u32,
 }
 
 /// State of the log for the next program.
@@ -51,7 +53,7 @@ enum Next {
     Nothing,
     Soon,
     /// A log that is ready, or the error of making it.
-    Made(Result<Empty, Errno>),
+    Made(Result<EmptyLog, Errno>),
 }
 
 #[derive(Debug)]
@@ -79,7 +81,7 @@ impl Shared {
         thread::spawn(move || {
             let Settings { directory, log_bytes, emulates_dax, .. } = &shared.settings;
             let is_needed = || shared.is_needed.load(Acquire);
-            let made = places::take_empty(directory, *log_bytes, *emulates_dax, &is_needed);
+            let made = log_files::open_or_create_empty(directory, *log_bytes, *emulates_dax, &is_needed);
             let mut next = lock(&shared.next);
             *next = match made {
                 Err(Errno(libc::ECANCELED)) => Next::Nothing,
@@ -104,7 +106,7 @@ impl Shared {
     }
 
     /// Takes the log for a program. `Err(Errno(0))`: it is not ready yet.
-    fn take_log(self: &Arc<Self>) -> Result<Empty, Errno> {
+    fn take_log(self: &Arc<Self>) -> Result<EmptyLog, Errno> {
         let mut next = lock(&self.next);
         match core::mem::replace(&mut *next, Next::Soon) {
             Next::Soon => Err(Errno(0)),
@@ -135,9 +137,9 @@ impl Keeper {
     /// An error of the socket or of the kernel.
     pub fn begin(settings: Settings) -> Result<Self, Errno> {
         let signals = signals(&[libc::SIGIO, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE])?;
-        let listener = link::listen(&settings.socket)?;
+        let listener = seqpacket::listen(&settings.socket)?;
         let (next, bells) = (Mutex::new(Next::Nothing), Mutex::new(Vec::new()));
-        let (is_needed, ended) = (AtomicBool::new(true), bell()?);
+        let (is_needed, ended) = (AtomicBool::new(true), notifier()?);
         let (served, idle, root_has_ended) =
             (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
         let shared =
@@ -148,8 +150,8 @@ impl Keeper {
 
     /// Serves programs until all of them have ended.
     pub fn keep(self) {
-        be_polite();
-        let root = watch_process(self.shared.settings.root).ok();
+        lower_priority();
+        let root = watch_process(self.shared.settings.root_pid).ok();
         let mut needed_at = Instant::now();
         let mut listener = Some(self.listener);
         let mut accepted_at = Instant::now();
@@ -159,9 +161,9 @@ impl Keeper {
             let root_lives = root.as_ref().filter(|root| !wait::is_ready(*root));
             let ours = [&self.signals, &self.shared.ended].into_iter().chain(&listener).chain(root_lives);
             wait::for_any(ours.chain(&idle), LOOK_MS);
-            let _ = was_rung(&self.shared.ended);
+            let _ = was_notified(&self.shared.ended);
             if !take_signals(&self.signals).is_empty() {
-                lock(&self.shared.bells).iter().for_each(|bell| ring(*bell));
+                lock(&self.shared.bells).iter().for_each(|bell| notify(*bell));
             }
             if let Some(open) = &listener {
                 match accept_all(open, &mut idle) {
@@ -169,7 +171,7 @@ impl Keeper {
                     // A process that connects waits for an answer: closing the listener tells it that there is
                     // none.
                     _ if accepted_at.elapsed() > GRACE => listener = None,
-                    _ => clock::doze(),
+                    _ => clock::sleep_10_ms(),
                 }
             }
             let remaining = idle.drain(..).filter_map(|link| match self.shared.handle_idle(&link) {
@@ -202,7 +204,7 @@ impl Keeper {
 /// Accepts all waiting connections. Returns the error that ended this, EAGAIN if there are no more.
 fn accept_all(listener: &OwnFd, links: &mut Vec<OwnFd>) -> Errno {
     loop {
-        match link::accept(listener) {
+        match seqpacket::accept(listener) {
             Ok(link) => links.push(link),
             Err(errno) => return errno,
         }
@@ -214,8 +216,8 @@ fn accept_all(listener: &OwnFd, links: &mut Vec<OwnFd>) -> Errno {
 ///
 /// # Errors
 /// EPERM for another user; EPROTO if the message is malformed; an error of the connection.
-fn receive(link: &OwnFd, words: &mut [u64; MAX_WORDS]) -> Result<Came, Errno> {
-    let message = link::receive(link, words)?;
+fn receive(link: &OwnFd, words: &mut [u64; MAX_WORDS]) -> Result<ReceivedMessage, Errno> {
+    let message = seqpacket::receive(link, words)?;
     if message.words > 0 && message.user != Some(ids::effective_user()) {
         return Err(Errno::EPERM);
     }
@@ -227,7 +229,7 @@ enum Idle {
     Nothing,
     End,
     /// The program asked for a log and gets this one.
-    Serve(Box<Empty>),
+    Serve(Box<EmptyLog>),
 }
 
 impl Shared {
@@ -236,16 +238,16 @@ impl Shared {
         match receive(link, &mut words) {
             Err(Errno::EAGAIN | Errno::EINTR) => return Idle::Nothing,
             Ok(message) if message.words == 2 && message.fd.is_none() && words[..2] == [HELLO, PROTOCOL] => {}
-            Ok(Came { words: 0, .. }) => return Idle::End,
+            Ok(ReceivedMessage { words: 0, .. }) => return Idle::End,
             refused => {
                 let why = refused.err().unwrap_or(Errno(libc::EPROTO));
-                answer(link, &[NOT_NOW, why.0 as u64]);
+                answer(link, &[UNAVAILABLE, why.0 as u64]);
                 return Idle::End;
             }
         }
         match self.take_log() {
             Ok(empty) => Idle::Serve(Box::new(empty)),
-            Err(errno) if answer(link, &[NOT_NOW, errno.0 as u64]) => Idle::Nothing,
+            Err(errno) if answer(link, &[UNAVAILABLE, errno.0 as u64]) => Idle::Nothing,
             Err(_) => Idle::End,
         }
     }
@@ -253,25 +255,25 @@ impl Shared {
     /// Serves a program until it ends. The files and the log are released before the connection closes, so that
     /// a process that sees the close finds them unused.
     #[allow(clippy::boxed_local, reason = "the log is nobody's any more before the link ends")]
-    fn serve(&self, link: OwnFd, empty: Box<Empty>) {
+    fn serve(&self, link: OwnFd, empty: Box<EmptyLog>) {
         let mut has_ended_cleanly = false;
-        if let Ok(bell) = bell() {
+        if let Ok(bell) = notifier() {
             lock(&self.bells).push(bell.reference());
             has_ended_cleanly = serve(&link, &bell, &empty);
             lock(&self.bells).retain(|other| *other != bell.reference());
         }
         drop(empty);
-        if has_ended_cleanly && link::process_of(&link) == Some(self.settings.root) {
+        if has_ended_cleanly && seqpacket::peer_process(&link) == Some(self.settings.root_pid) {
             self.root_has_ended.store(true, Release);
         }
         self.served.fetch_sub(1, AcqRel);
         if !self.has_programs() {
             self.set_needed(false);
             while matches!(*lock(&self.next), Next::Soon) {
-                clock::doze();
+                clock::sleep_10_ms();
             }
         }
         drop(link);
-        ring(&self.ended);
+        notify(&self.ended);
     }
 }

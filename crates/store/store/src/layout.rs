@@ -140,7 +140,7 @@ pub struct Expected {
 
 /// Reason why a block is not a usable superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoLog {
+pub enum SuperblockError {
     /// No superblock of any version.
     Foreign,
     /// Wrong checksum or impossible values.
@@ -230,16 +230,16 @@ impl Superblock {
     ///
     /// # Errors
     /// The reason why the block is not usable.
-    pub fn decode(block: &[u8; BLOCK_BYTES]) -> Result<Self, NoLog> {
+    pub fn decode(block: &[u8; BLOCK_BYTES]) -> Result<Self, SuperblockError> {
         let mut reader = Reader(block);
         let (Some(SUPERBLOCK_MAGIC), Some(version)) = (reader.u64(), reader.u32()) else {
-            return Err(NoLog::Foreign);
+            return Err(SuperblockError::Foreign);
         };
         if version != VERSION {
-            return Err(NoLog::Version(version));
+            return Err(SuperblockError::Version(version));
         }
         if !is_whole(block) {
-            return Err(NoLog::Damaged);
+            return Err(SuperblockError::Damaged);
         }
         let mut read = || {
             let granule_bytes = reader.u32()?;
@@ -251,7 +251,7 @@ impl Superblock {
                 && found.len_bytes > RING_OFFSET
                 && found.len_bytes.is_multiple_of(u64::from(found.granule_bytes))
         };
-        read().filter(is_possible).ok_or(NoLog::Damaged)
+        read().filter(is_possible).ok_or(SuperblockError::Damaged)
     }
 }
 

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | [`layout`], [`device`], [`capture`], [`log`], [`recovery`] | format, device, writes, appending, reading |
 //! | [`overlay`] | the final bytes of overlapping writes |
-//! | [`mark`], [`places`] | the mark of logged files; logs in a directory |
+//! | [`mark`], [`log_files`] | the mark of logged files; logs in a directory |
 //! | [`state`], `messages` | shared state of a program and its keeper, and their messages |
 //! | [`program`] | the program's side: which files are logged, their writes and syncs |
 //! | [`keeper`] | the process that syncs the files later, and outlives the program |
@@ -27,10 +27,10 @@ pub mod device;
 pub mod keeper;
 pub mod layout;
 pub mod log;
+pub mod log_files;
 pub mod mark;
 mod messages;
 pub mod overlay;
-pub mod places;
 pub mod program;
 pub mod recovery;
 pub mod state;

@@ -121,7 +121,7 @@ impl<'a, D: Device> Checkpoints<'a, D> {
     ///
     /// # Errors
     /// An error of the device.
-    pub fn beat(&mut self, time_ns: u64) -> Result<(), Errno> {
+    pub fn heartbeat(&mut self, time_ns: u64) -> Result<(), Errno> {
         let checkpoint = Checkpoint { serial: self.checkpoint.serial + 1, time_ns, ..self.checkpoint };
         write_checkpoint(&self.device, &self.superblock, &checkpoint)?;
         self.checkpoint = checkpoint;

@@ -17,7 +17,7 @@ const FILE_SYSTEMS: [u32; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010];
 
 /// Returns whether an open file's file system can hold logged files and logs.
 #[must_use]
-pub fn is_fit(fd: impl Descriptor) -> bool {
+pub fn supports_logging(fd: impl Descriptor) -> bool {
     file::file_system(fd).is_ok_and(|magic| FILE_SYSTEMS.contains(&magic))
 }
 
@@ -34,7 +34,7 @@ pub struct Owner {
 ///
 /// # Errors
 /// An error of the kernel; EINVAL if the mark is malformed.
-pub fn of(fd: impl Descriptor) -> Result<Option<Owner>, Errno> {
+pub fn owner_of(fd: impl Descriptor) -> Result<Option<Owner>, Errno> {
     let mut text = vec![0; LOG_DIGITS + 1 + MAX_PATH_BYTES];
     let len = match file::attribute(fd, NAME, &mut text) {
         Ok(len) => len,
@@ -50,7 +50,7 @@ pub fn of(fd: impl Descriptor) -> Result<Option<Owner>, Errno> {
 
 /// Returns whether a file is marked, also if it is open with `O_PATH`; `None`: the kernel refuses to tell.
 #[must_use]
-pub fn is_on(fd: impl Descriptor) -> Option<bool> {
+pub fn is_marked(fd: impl Descriptor) -> Option<bool> {
     file::has_attribute(fd, NAME).ok()
 }
 
@@ -58,7 +58,7 @@ pub fn is_on(fd: impl Descriptor) -> Option<bool> {
 ///
 /// # Errors
 /// An error of the kernel.
-pub fn put(fd: impl Descriptor, owner: &Owner) -> Result<(), Errno> {
+pub fn set(fd: impl Descriptor, owner: &Owner) -> Result<(), Errno> {
     let mut text = format!("{:016x} ", owner.log).into_bytes();
     text.extend_from_slice(owner.path.as_os_str().as_bytes());
     file::set_attribute(fd, NAME, &text)?;
@@ -69,7 +69,7 @@ pub fn put(fd: impl Descriptor, owner: &Owner) -> Result<(), Errno> {
 ///
 /// # Errors
 /// An error of the kernel. The mark stays if the first sync fails: the log has bytes that the file lacks.
-pub fn take(fd: impl Descriptor) -> Result<(), Errno> {
+pub fn sync_and_remove(fd: impl Descriptor) -> Result<(), Errno> {
     file::sync(fd)?;
     remove(fd)
 }

@@ -4,14 +4,14 @@
 /// Version of the messages and of [`State`](crate::state::State).
 pub const PROTOCOL: u64 = 2;
 
-/// `[HELLO, PROTOCOL]`: asks for a log. Answer: [`WELCOME`] and then [`LOG`], or [`NOT_NOW`].
+/// `[HELLO, PROTOCOL]`: asks for a log. Answer: [`WELCOME`] and then [`LOG`], or [`UNAVAILABLE`].
 pub const HELLO: u64 = 1;
 /// `[WELCOME, log, epoch, length of the log in bytes, granule in bytes, machine]`, with the state's descriptor.
 pub const WELCOME: u64 = 2;
 /// `[LOG]`, with the log's descriptor.
 pub const LOG: u64 = 3;
-/// `[NOT_NOW, error number]`: there is no log; 0: not yet.
-pub const NOT_NOW: u64 = 4;
+/// `[UNAVAILABLE, error number]`: there is no log; 0: not yet.
+pub const UNAVAILABLE: u64 = 4;
 /// `[ADOPT, slot]`, with a file to log. Answer: `[ADOPTED, error of the sync]` or `[REFUSED, error number]`.
 pub const ADOPT: u64 = 5;
 /// Answer to [`ADOPT`]: the file is logged.
@@ -25,8 +25,8 @@ pub const REFUSED: u64 = 7;
 pub const DROP: u64 = 8;
 /// `[CLOSED, slot]`: the program has closed the file. Answer: [`DONE`] once its locks are released.
 pub const CLOSED: u64 = 9;
-/// `[ROOM]`: the log is full. Answer: [`DONE`] after an attempt to retire records.
-pub const ROOM: u64 = 10;
+/// `[MAKE_ROOM]`: the log is full. Answer: [`DONE`] after an attempt to retire records.
+pub const MAKE_ROOM: u64 = 10;
 /// `[REPAIR, slot]`: retries a file whose sync has failed; no process writes to it, and all writes are in
 /// records. Answer: `[DONE, error number]`.
 pub const REPAIR: u64 = 13;
@@ -34,5 +34,5 @@ pub const REPAIR: u64 = 13;
 pub const BYE: u64 = 14;
 /// Answer to several requests.
 pub const DONE: u64 = 11;
-/// `[HALF]`: the log is half full. There is no answer.
-pub const HALF: u64 = 12;
+/// `[HALF_FULL]`: the log is half full. There is no answer.
+pub const HALF_FULL: u64 = 12;

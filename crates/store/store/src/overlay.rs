@@ -18,7 +18,7 @@ pub struct Piece {
 /// Splits consecutive writes (offset in the file, length) into disjoint runs that together are the final
 /// content. The runs are sorted by write.
 #[must_use]
-pub fn last_of(writes: &[(u64, usize)]) -> Vec<Piece> {
+pub fn final_pieces(writes: &[(u64, usize)]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     // Ranges covered by later writes, start to end; they neither overlap nor touch.
     let mut covered = BTreeMap::<u64, u64>::new();
@@ -72,7 +72,7 @@ mod tests {
                 wanted[*offset as usize..*offset as usize + len].fill(Some(write));
             }
             let mut got = [None; 64];
-            for piece in last_of(&writes) {
+            for piece in final_pieces(&writes) {
                 let Piece { write, skip_bytes, offset, len_bytes } = piece;
                 assert_eq!(writes[write].0 + skip_bytes as u64, offset, "{writes:?}: {piece:?}");
                 for byte in &mut got[offset as usize..offset as usize + len_bytes] {

@@ -2,8 +2,8 @@
 
 use crate::device::{Aligned, Device};
 use crate::layout::{
-    BLOCK_BYTES, CHECKPOINTS, Checkpoint, Expected, Identity, NoLog, RING_OFFSET, Record, Superblock,
-    decode_record, record_bytes, sequence_of,
+    BLOCK_BYTES, CHECKPOINTS, Checkpoint, Expected, Identity, RING_OFFSET, Record, Superblock,
+    SuperblockError, decode_record, record_bytes, sequence_of,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use uncopy_sys::errno::Errno;
@@ -14,7 +14,7 @@ pub enum Unreadable {
     /// An error of the device.
     Device(Errno),
     /// The superblock is not usable.
-    No(NoLog),
+    Superblock(SuperblockError),
     /// Neither checkpoint is valid.
     NoCheckpoint,
 }
@@ -45,13 +45,13 @@ pub struct End {
 
 /// Result of looking for a record's file.
 #[derive(Debug)]
-pub enum Found<F> {
+pub enum FileLookup<F> {
     /// The file, open for writing.
     File(F),
     /// The file was removed, or does not rely on this log any more.
     Gone,
     /// The file was not found, or may have been changed since: its records are not written.
-    Unsure,
+    Unresolved,
 }
 
 /// Access to the files of a log's records.
@@ -60,7 +60,7 @@ pub trait Files {
     type File;
 
     /// Looks for a file that relies on this log. Called once per file.
-    fn find(&mut self, file: &Identity, log: u64) -> Found<Self::File>;
+    fn find(&mut self, file: &Identity, log: u64) -> FileLookup<Self::File>;
 
     /// Writes bytes of a record to a file.
     ///
@@ -102,7 +102,7 @@ pub struct Survey {
 }
 
 /// Results of looking for the files of a log's records.
-pub type FoundFiles<F> = BTreeMap<Identity, Found<<F as Files>::File>>;
+pub type FileLookups<F> = BTreeMap<Identity, FileLookup<<F as Files>::File>>;
 
 impl<D: Device> Recovery<D> {
     /// Reads the superblock and the checkpoints of a log.
@@ -112,7 +112,7 @@ impl<D: Device> Recovery<D> {
     pub fn open(device: D) -> Result<Self, Unreadable> {
         let mut block = [0; BLOCK_BYTES];
         device.read_at(0, &mut block)?;
-        let superblock = Superblock::decode(&block).map_err(Unreadable::No)?;
+        let superblock = Superblock::decode(&block).map_err(Unreadable::Superblock)?;
         let mut newest = None::<Checkpoint>;
         for at in CHECKPOINTS {
             device.read_at(at, &mut block)?;
@@ -242,7 +242,7 @@ impl<D: Device> Recovery<D> {
     }
 
     /// Looks for the files of the records.
-    pub fn look_up<F: Files>(&self, survey: &Survey, files: &mut F) -> FoundFiles<F> {
+    pub fn look_up<F: Files>(&self, survey: &Survey, files: &mut F) -> FileLookups<F> {
         let found = |file: &Identity| (file.clone(), files.find(file, self.superblock.log));
         survey.files.iter().map(found).collect()
     }
@@ -252,11 +252,11 @@ impl<D: Device> Recovery<D> {
     ///
     /// # Errors
     /// An error of the device or of the files.
-    pub fn replay<F: Files>(&self, files: &mut F, found: &mut FoundFiles<F>) -> Result<Replayed, Errno> {
+    pub fn replay<F: Files>(&self, files: &mut F, found: &mut FileLookups<F>) -> Result<Replayed, Errno> {
         let mut done = Replayed::default();
         self.each_record(|record, bytes| {
             match found.get_mut(&record.file) {
-                Some(Found::File(file)) => {
+                Some(FileLookup::File(file)) => {
                     for extent in &record.extents {
                         let bytes = &bytes[extent.at..extent.at + extent.len_bytes];
                         files.write_at(file, extent.offset, bytes)?;
@@ -264,13 +264,13 @@ impl<D: Device> Recovery<D> {
                     }
                     done.records += 1;
                 }
-                Some(Found::Gone) => done.gone_records += 1,
+                Some(FileLookup::Gone) => done.gone_records += 1,
                 _ => {}
             }
             Ok(())
         })?;
         for file in found.values_mut() {
-            if let Found::File(file) = file {
+            if let FileLookup::File(file) = file {
                 files.sync(file)?;
             }
         }

@@ -8,14 +8,14 @@ use core::sync::atomic::{
 };
 
 /// Offset of the slots, bytes. Children of the program do not share what lies before it.
-pub const OWN_BYTES: usize = 4 << 10;
+pub const SLOTS_OFFSET: usize = 4 << 10;
 /// Maximum number of logged files of a program.
 pub const MAX_FILES: usize = 64;
 /// Length of the shared memory, bytes.
 pub const STATE_BYTES: usize = 16 << 10;
 
 /// The program may not rely on the file's records: others synced the file, or may write to it.
-pub const LEFT: u32 = 1;
+pub const UNRELIABLE: u32 = 1;
 /// A process forked by the program may write to the file.
 pub const TOUCHED: u32 = 1 << 1;
 /// The keeper holds the file.
@@ -26,7 +26,7 @@ pub const FAILED: u32 = 1 << 3;
 /// The program has written to the file, or is writing to it, without a record yet.
 pub const UNSYNCED: u32 = 1 << 4;
 /// A retry of a failed file is due, during which the program lets no thread write to it.
-pub const DUE: u32 = 1 << 5;
+pub const RETRY_DUE: u32 = 1 << 5;
 /// The program is syncing the file by the file system: an error of that is not reported to the keeper (once per
 /// open file).
 pub const SYNCING: u32 = 1 << 6;
@@ -44,7 +44,7 @@ pub struct Moment {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct FileSlot {
-    /// Flags, such as [`LEFT`], [`TOUCHED`] and [`HELD`].
+    /// Flags, such as [`UNRELIABLE`], [`TOUCHED`] and [`HELD`].
     pub flags: AtomicU32,
     /// Error number of the keeper's last sync, for the program's next one; 0: none.
     pub error: AtomicU32,
@@ -61,13 +61,13 @@ pub struct State {
     /// End of the retired records; written by the keeper.
     tail: AtomicU64,
     /// Padding up to the next page.
-    unused: [AtomicU64; OWN_BYTES / 8 - 4],
+    unused: [AtomicU64; SLOTS_OFFSET / 8 - 4],
     /// Slots of the logged files.
     pub slots: [FileSlot; MAX_FILES],
 }
 
 const _: () = assert!(size_of::<State>() <= STATE_BYTES);
-const _: () = assert!(core::mem::offset_of!(State, slots) == OWN_BYTES);
+const _: () = assert!(core::mem::offset_of!(State, slots) == SLOTS_OFFSET);
 
 impl Default for State {
     fn default() -> Self {
@@ -76,7 +76,7 @@ impl Default for State {
             head: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             tail: AtomicU64::new(0),
-            unused: [const { AtomicU64::new(0) }; OWN_BYTES / 8 - 4],
+            unused: [const { AtomicU64::new(0) }; SLOTS_OFFSET / 8 - 4],
             slots: core::array::from_fn(|_| FileSlot::default()),
         }
     }

@@ -13,9 +13,9 @@
 use super::{MAX_LITERAL_RECEIVES, MAX_PAUSED_RECEIVES, Process, reset};
 use crate::board::{Announcement, Announcements, MAX_ANNOUNCEMENTS};
 use crate::descriptors::descriptor;
-use crate::ends::Far;
+use crate::ends::RemoteEnd;
 use crate::kernel::Kernel;
-use crate::message::{Kept, Place, deliver, first_bytes};
+use crate::message::{PlaceByRef, SharedBuf, deliver, first_bytes};
 use crate::receive::{Next, Receiver, Socket as _, Stretches};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
@@ -26,7 +26,7 @@ use uncopy_sys::sync::Arc;
 /// Result of a receive.
 pub enum Received {
     /// The descriptor is no lane: make the call unchanged.
-    Plainly,
+    Passthrough,
     /// Nothing is there yet: the caller peeks at one byte as its call would, and calls again if there is one.
     Nothing,
     /// The receive is complete: a number of bytes, or an error.
@@ -42,29 +42,29 @@ impl Received {
     }
 }
 
-/// See [`Destination::literally`].
-pub trait Literally: FnOnce(&[Part], i32) -> Result<usize, Errno> {}
-impl<F: FnOnce(&[Part], i32) -> Result<usize, Errno>> Literally for F {}
+/// See [`Destination::read_literal`].
+pub trait ReadLiteral: FnOnce(&[Part], i32) -> Result<usize, Errno> {}
+impl<F: FnOnce(&[Part], i32) -> Result<usize, Errno>> ReadLiteral for F {}
 
-/// See [`Destination::room`].
-pub trait Room: Fn(&[Part]) -> usize {}
-impl<F: Fn(&[Part]) -> usize> Room for F {}
+/// See [`Destination::writable_bytes`].
+pub trait WritableBytes: Fn(&[Part]) -> usize {}
+impl<F: Fn(&[Part]) -> usize> WritableBytes for F {}
 
 /// Where a receive puts its input.
 pub struct Destination<'a, P, L, R> {
-    /// Buffers of the receive, writable as far as `room` says.
+    /// Buffers of the receive, writable as far as `writable_bytes` says.
     pub parts: &'a [Part],
     /// Takes parts by reference, or leaves them to be copied.
     pub place: P,
     /// Receives literal bytes from the kernel into the given parts, with these flags.
-    pub literally: L,
+    pub read_literal: L,
     /// Returns the number of bytes of these parts before the first that is not writable.
-    pub room: R,
+    pub writable_bytes: R,
 }
 
 /// Decision how to continue a receive.
 enum Plan {
-    Plainly,
+    Passthrough,
     /// The descriptor now names another stream.
     Close,
     /// Probably nothing is there yet: let the caller's peek wait for it.
@@ -90,21 +90,21 @@ impl Process {
     /// deferred. With `waits_first`, may return [`Received::Nothing`] without asking the kernel.
     ///
     /// # Safety
-    /// The parts must be memory that is writable as far as `room` says.
+    /// The parts must be memory that is writable as far as `writable_bytes` says.
     #[must_use]
     pub unsafe fn receive(
         &'static self,
         fd: ProgramFd,
         flags: i32,
         waits_first: bool,
-        mut to: Destination<'_, impl Place, impl Literally, impl Room>,
+        mut to: Destination<'_, impl PlaceByRef, impl ReadLiteral, impl WritableBytes>,
     ) -> Received {
-        let Some(end) = self.attended(fd) else { return Received::Plainly };
-        let Some(far) = end.far() else { return Received::Plainly };
+        let Some(end) = self.attended(fd) else { return Received::Passthrough };
+        let Some(far) = end.remote_end() else { return Received::Passthrough };
         let (Some(far_slot), Some(own)) =
             (far.peer.slot(far.slot), self.lanes.board.slots.get(end.slot as usize))
         else {
-            return Received::Plainly;
+            return Received::Passthrough;
         };
         let turn = Turn {
             process: self,
@@ -116,23 +116,23 @@ impl Process {
         };
         let mut receiver = end.receiver.lock();
         let fits = |len_bytes: usize| {
-            len_bytes <= turn.wanted && (to.room)(&first_bytes(to.parts, len_bytes)) == len_bytes
+            len_bytes <= turn.wanted && (to.writable_bytes)(&first_bytes(to.parts, len_bytes)) == len_bytes
         };
         let plan = turn.decide(&receiver, &far, fits);
-        // SAFETY: the parts are writable as far as `room` says, by contract; `decide` has checked that the plan
+        // SAFETY: the parts are writable as far as `writable_bytes` says, by contract; `decide` has checked that the plan
         // fits.
         unsafe {
             match plan {
-                Plan::Plainly => {
+                Plan::Passthrough => {
                     if let Some(descriptor) = descriptor(fd) {
-                        descriptor.leave();
+                        descriptor.stop_accepting_refs();
                     }
-                    Received::Plainly
+                    Received::Passthrough
                 }
                 Plan::Close => {
                     drop(receiver);
                     self.close(fd);
-                    Received::Plainly
+                    Received::Passthrough
                 }
                 Plan::Wait => Received::Nothing,
                 Plan::Due(due) => turn.take_due(due, &mut receiver, to.parts, &mut to.place),
@@ -145,12 +145,12 @@ impl Process {
 
 impl Turn<'_> {
     /// Chooses a plan. Changes nothing.
-    fn decide(&self, receiver: &Receiver, far: &Far, fits: impl Fn(usize) -> bool) -> Plan {
+    fn decide(&self, receiver: &Receiver, far: &RemoteEnd, fits: impl Fn(usize) -> bool) -> Plan {
         let end = self.kernel.end;
         let has_announced = || receiver.has_announced(self.announced);
         if !end.accepts_refs() && Process::is_quiet(far) && !has_announced() {
             // Neither references nor tokens arrive any more.
-            return Plan::Plainly;
+            return Plan::Passthrough;
         }
         if has_announced() && socket::cookie(self.kernel.fd) != Ok(end.cookie) {
             return Plan::Close;
@@ -183,7 +183,7 @@ impl Turn<'_> {
         due: Announcement,
         receiver: &mut Receiver,
         parts: &[Part],
-        place: &mut impl Place,
+        place: &mut impl PlaceByRef,
     ) -> Received {
         let byte = match self.kernel.take_byte() {
             Ok(byte) => byte,
@@ -216,7 +216,7 @@ impl Turn<'_> {
         &self,
         stretches: &Stretches,
         receiver: &mut Receiver,
-        mut to: Destination<'_, impl Place, impl Literally, impl Room>,
+        mut to: Destination<'_, impl PlaceByRef, impl ReadLiteral, impl WritableBytes>,
     ) -> Received {
         let mut tokens = [0u8; MAX_ANNOUNCEMENTS as usize];
         let into = stretches.parts(to.parts, &mut tokens);
@@ -224,7 +224,7 @@ impl Turn<'_> {
             // SAFETY: the caller guarantees that the parts are writable as far as the stretches reach.
             return unsafe { self.take_next(receiver, to) };
         }
-        let got = self.read(&into, to.literally, |got| got);
+        let got = self.read(&into, to.read_literal, |got| got);
         receiver.has_waited = !self.waits_first;
         match got {
             Ok(got) => {
@@ -242,11 +242,11 @@ impl Turn<'_> {
     /// Receives what comes next: literal bytes up to the next token, or as much of a reference as fits.
     ///
     /// # Safety
-    /// The parts must be memory that is writable as far as `room` says.
+    /// The parts must be memory that is writable as far as `writable_bytes` says.
     unsafe fn take_next(
         &self,
         receiver: &mut Receiver,
-        mut to: Destination<'_, impl Place, impl Literally, impl Room>,
+        mut to: Destination<'_, impl PlaceByRef, impl ReadLiteral, impl WritableBytes>,
     ) -> Received {
         let taken = match receiver.next(&self.kernel, self.announced, &self.process.lanes.peers) {
             Next::Nothing => {
@@ -256,27 +256,27 @@ impl Turn<'_> {
             Next::Broken(why) => return self.break_off(why),
             Next::Literal(max_bytes) => {
                 let parts = first_bytes(to.parts, max_bytes.min(self.wanted));
-                return Received::Done(self.take_literal(&parts, receiver, to.literally));
+                return Received::Done(self.take_literal(&parts, receiver, to.read_literal));
             }
             Next::Before(max_bytes) => {
                 let parts = first_bytes(to.parts, max_bytes.min(self.wanted));
-                return match self.take_literal(&parts, receiver, to.literally) {
+                return match self.take_literal(&parts, receiver, to.read_literal) {
                     Ok(got) if got == max_bytes && !self.peeks => Received::of(got, self.wanted),
                     got => Received::Done(got),
                 };
             }
             Next::Reference { held, taken_bytes } => {
-                let mut place = |part: Part, from: usize, keep: &dyn Fn() -> Kept| {
+                let mut place = |part: Part, from: usize, keep: &dyn Fn() -> SharedBuf| {
                     !self.peeks && (to.place)(part, from, keep)
                 };
                 let parts = first_bytes(to.parts, held.len_bytes() - taken_bytes);
-                let room_bytes = (to.room)(&parts);
+                let room_bytes = (to.writable_bytes)(&parts);
                 if room_bytes == 0 && !parts.is_empty() {
                     return Received::Done(Err(Errno(libc::EFAULT)));
                 }
                 let parts = first_bytes(&parts, room_bytes);
                 let held = Arc::clone(held);
-                // SAFETY: `parts` was shortened to what `room` says, which is writable by contract.
+                // SAFETY: `parts` was shortened to what `writable_bytes` says, which is writable by contract.
                 unsafe { deliver(held, &self.process.lanes, taken_bytes, &parts, &mut place) }
             }
         };
@@ -285,7 +285,7 @@ impl Turn<'_> {
         }
         match receiver.note_delivered(taken, &self.kernel, self.kernel.own) {
             Ok(done) => {
-                drop(Kept::of(done, &self.process.lanes));
+                drop(SharedBuf::of(done, &self.process.lanes));
                 Received::of(taken, self.wanted)
             }
             Err(errno) => Received::Done(Err(errno)),
@@ -297,10 +297,10 @@ impl Turn<'_> {
         &self,
         parts: &[Part],
         receiver: &mut Receiver,
-        literally: impl Literally,
+        read_literal: impl ReadLiteral,
     ) -> Result<usize, Errno> {
         let count = |got: usize| if self.peeks { 0 } else { got };
-        let got = self.read(parts, literally, count);
+        let got = self.read(parts, read_literal, count);
         receiver.has_waited = !self.waits_first;
         receiver.note_literal(count(*got.as_ref().unwrap_or(&0)));
         let pauses_refs = self.kernel.far.sending.pauses_refs();
@@ -317,11 +317,11 @@ impl Turn<'_> {
     fn read(
         &self,
         parts: &[Part],
-        literally: impl Literally,
+        read_literal: impl ReadLiteral,
         count: impl FnOnce(usize) -> usize,
     ) -> Result<usize, Errno> {
         self.kernel.own.receiving.begin_reading();
-        let got = literally(parts, self.kernel.flags | libc::MSG_DONTWAIT);
+        let got = read_literal(parts, self.kernel.flags | libc::MSG_DONTWAIT);
         self.kernel.own.receiving.end_reading(count(*got.as_ref().unwrap_or(&0)));
         got
     }

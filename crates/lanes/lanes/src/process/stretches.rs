@@ -2,7 +2,7 @@
 
 use super::{Process, Received};
 use crate::board::{MAX_ANNOUNCEMENTS, Slot};
-use crate::message::{Place, bytes_from, deliver};
+use crate::message::{PlaceByRef, bytes_from, deliver};
 use crate::receive::{Receiver, Stretch, Stretches};
 use smallvec::SmallVec;
 use uncopy_sys::iovec::Part;
@@ -53,7 +53,7 @@ impl Process {
         parts: &[Part],
         receiver: &mut Receiver,
         own: &Slot,
-        place: &mut impl Place,
+        place: &mut impl PlaceByRef,
     ) -> Result<Received, &'static str> {
         let (mut taken, mut is_behind_token) = (0, false);
         for stretch in &stretches.all {
@@ -75,7 +75,7 @@ impl Process {
                 }
             }
         }
-        let may_have_more = is_behind_token || !stretches.are_all || taken < stretches.len_bytes;
+        let may_have_more = is_behind_token || !stretches.is_complete || taken < stretches.len_bytes;
         let wanted = parts.iter().map(|part| part.len_bytes).sum();
         Ok(if may_have_more { Received::of(taken, wanted) } else { Received::Done(Ok(taken)) })
     }

@@ -2,7 +2,7 @@
 //! discovery (RFC 4861).
 //!
 //! The table does no input or output: received frames go in, answers and requests come out. A
-//! neighbour is valid for [`FRESH`], then asked again while in use, and forgotten [`STALE`] after
+//! neighbour is valid for [`REACHABLE_TIME`], then asked again while in use, and forgotten [`EXPIRY_TIME`] after
 //! its last message. One packet per unresolved neighbour is held, the last. The table learns only
 //! from requests for own addresses and from answers to own requests.
 
@@ -19,16 +19,16 @@ use super::frames::{
     multicast, v4, v6,
 };
 use super::program::solicited_node;
-use crate::packet::{Layout, Verdict, verdict};
+use crate::packet::{Layout, Validity, validate};
 
 /// Time for which a neighbour's address is valid without a new request.
-pub const FRESH: Duration = Duration::from_secs(30);
+pub const REACHABLE_TIME: Duration = Duration::from_secs(30);
 /// Time since its last message after which a neighbour is forgotten.
-pub const STALE: Duration = Duration::from_secs(90);
+pub const EXPIRY_TIME: Duration = Duration::from_secs(90);
 /// Minimum interval between requests (RFC 1122, section 2.3.2.1; RetransTimer of RFC 4861).
-pub const ASK_INTERVAL: Duration = Duration::from_secs(1);
-/// Time since the first unanswered request after which a neighbour is silent; Linux too asks three times.
-pub const SILENCE: Duration = Duration::from_secs(3);
+pub const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
+/// Time since the first unanswered request after which a neighbour is unreachable; Linux too asks three times.
+pub const UNREACHABLE_TIME: Duration = Duration::from_secs(3);
 /// Maximum number of neighbours: the least recently asked or heard one is evicted.
 pub const MAX_NEIGHBOURS: usize = 1024;
 
@@ -36,13 +36,13 @@ pub const MAX_NEIGHBOURS: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// The next hop has this link-layer address.
-    To(Mac),
+    Resolved(Mac),
     /// The next hop has been asked for its address; [`Neighbours::hold`] can keep a frame meanwhile.
-    Unknown(IpAddr),
+    Unresolved(IpAddr),
     /// The next hop does not answer.
-    Silent,
+    Unreachable,
     /// The address is in no network, and there is no router.
-    Nowhere,
+    NoRoute,
 }
 
 #[derive(Debug, Default)]
@@ -91,7 +91,7 @@ impl Neighbours {
 
     /// Returns the number of neighbours.
     #[must_use]
-    pub fn known(&self) -> usize {
+    pub fn neighbour_count(&self) -> usize {
         self.known.len()
     }
 
@@ -159,7 +159,7 @@ impl Neighbours {
         if packet[7] != MAX_HOPS || message.len() < TARGET_END || message[1] != 0 {
             return;
         }
-        if verdict(packet, false) != Verdict::Sound {
+        if validate(packet, false) != Validity::Valid {
             return;
         }
         let (source, target) = (v6(&packet[8..24]), v6(&message[8..TARGET_END]));
@@ -238,36 +238,36 @@ impl Neighbours {
         } else {
             match self.routers.iter().find(|router| router.is_ipv4() == to.is_ipv4()) {
                 Some(router) => *router,
-                None => return Route::Nowhere,
+                None => return Route::NoRoute,
             }
         };
         let Some(own) = self.own.iter().map(|(own, _)| *own).find(|own| own.is_ipv4() == hop.is_ipv4())
         else {
-            return Route::Nowhere;
+            return Route::NoRoute;
         };
         if !self.known.contains_key(&hop) {
             self.make_room();
         }
         let neighbour = self.known.entry(hop).or_default();
-        if neighbour.mac.is_some() && now.saturating_sub(neighbour.heard) >= STALE {
+        if neighbour.mac.is_some() && now.saturating_sub(neighbour.heard) >= EXPIRY_TIME {
             (neighbour.mac, neighbour.asked) = (None, None);
         }
-        let is_old = neighbour.mac.is_none() || now.saturating_sub(neighbour.heard) >= FRESH;
+        let is_old = neighbour.mac.is_none() || now.saturating_sub(neighbour.heard) >= REACHABLE_TIME;
         let link = neighbour.mac;
         let silence = neighbour.unanswered.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        // After some time of `Silent`, packets are held again.
-        if silence >= 2 * SILENCE {
+        // After some time of `Unreachable`, packets are held again.
+        if silence >= 2 * UNREACHABLE_TIME {
             neighbour.unanswered = None;
         }
-        if is_old && neighbour.asked.is_none_or(|asked| now.saturating_sub(asked) >= ASK_INTERVAL) {
+        if is_old && neighbour.asked.is_none_or(|asked| now.saturating_sub(asked) >= REQUEST_INTERVAL) {
             neighbour.asked = Some(now);
             neighbour.unanswered.get_or_insert(now);
             out.push(self.request(own, hop, link));
         }
         match link {
-            Some(link) => Route::To(link),
-            None if (SILENCE..2 * SILENCE).contains(&silence) => Route::Silent,
-            None => Route::Unknown(hop),
+            Some(link) => Route::Resolved(link),
+            None if (UNREACHABLE_TIME..2 * UNREACHABLE_TIME).contains(&silence) => Route::Unreachable,
+            None => Route::Unresolved(hop),
         }
     }
 
@@ -344,17 +344,17 @@ mod tests {
         for (one, other) in [("10.9.0.2", "10.9.0.1"), ("fd09::2", "fd09::1")] {
             let (mut ours, mut theirs) = (ours(), theirs());
             let (route, asked) = request_route(&mut ours, other, seconds(5));
-            assert_eq!((route, asked.len()), (Route::Unknown(address(other)), 1));
+            assert_eq!((route, asked.len()), (Route::Unresolved(address(other)), 1));
             ours.hold(address(other), vec![1; 20]);
             ours.hold(address(other), vec![2; 20]);
             let answers = receive_frame(&mut theirs, &asked[0], seconds(5));
             assert_eq!(answers.len(), 1);
             assert_eq!(answers[0][..6], OURS);
             // The neighbour has learned our address from the request.
-            assert_eq!(request_route(&mut theirs, one, seconds(5)), (Route::To(OURS), vec![]));
+            assert_eq!(request_route(&mut theirs, one, seconds(5)), (Route::Resolved(OURS), vec![]));
             let sent = receive_frame(&mut ours, &answers[0], seconds(5));
             assert_eq!(sent, [[&THEIRS[..], &[2; 14]].concat()], "the last that waited");
-            assert_eq!(request_route(&mut ours, other, seconds(6)), (Route::To(THEIRS), vec![]));
+            assert_eq!(request_route(&mut ours, other, seconds(6)), (Route::Resolved(THEIRS), vec![]));
         }
     }
 
@@ -365,16 +365,16 @@ mod tests {
             let asked = |ours: &mut Neighbours, now| request_route(ours, other, now).1;
             let first = asked(&mut ours, seconds(1));
             assert_eq!(first.len(), 1);
-            assert!(asked(&mut ours, seconds(1) + ASK_INTERVAL / 2).is_empty());
+            assert!(asked(&mut ours, seconds(1) + REQUEST_INTERVAL / 2).is_empty());
             assert_eq!(asked(&mut ours, seconds(2)), first);
             let answer = receive_frame(&mut theirs, &first[0], seconds(2)).remove(0);
             receive_frame(&mut ours, &answer, seconds(2));
-            let again = request_route(&mut ours, other, seconds(2) + FRESH);
-            assert_eq!((again.0, again.1.len()), (Route::To(THEIRS), 1));
+            let again = request_route(&mut ours, other, seconds(2) + REACHABLE_TIME);
+            assert_eq!((again.0, again.1.len()), (Route::Resolved(THEIRS), 1));
             assert_eq!(again.1[0][..6], THEIRS, "the neighbour itself is asked");
-            assert_eq!(receive_frame(&mut theirs, &again.1[0], seconds(2) + FRESH).len(), 1);
-            let forgotten = request_route(&mut ours, other, seconds(2) + STALE);
-            assert_eq!((forgotten.0, &forgotten.1), (Route::Unknown(address(other)), &first));
+            assert_eq!(receive_frame(&mut theirs, &again.1[0], seconds(2) + REACHABLE_TIME).len(), 1);
+            let forgotten = request_route(&mut ours, other, seconds(2) + EXPIRY_TIME);
+            assert_eq!((forgotten.0, &forgotten.1), (Route::Unresolved(address(other)), &first));
         }
     }
 
@@ -382,15 +382,15 @@ mod tests {
     fn silent_neighbour_is_given_up_and_asked_again() {
         for other in ["10.9.0.1", "fd09::1"] {
             let (mut ours, mut theirs) = (ours(), theirs());
-            let unknown = Route::Unknown(address(other));
+            let unknown = Route::Unresolved(address(other));
             for (at, expected) in [
                 (1, unknown),
                 (2, unknown),
                 (3, unknown),
-                (4, Route::Silent),
-                (6, Route::Silent),
+                (4, Route::Unreachable),
+                (6, Route::Unreachable),
                 (7, unknown),
-                (10, Route::Silent),
+                (10, Route::Unreachable),
             ] {
                 let (route, asked) = request_route(&mut ours, other, seconds(at));
                 assert_eq!((route, asked.len()), (expected, 1), "at {at} s");
@@ -398,7 +398,7 @@ mod tests {
             let request = request_route(&mut ours, other, seconds(11)).1.remove(0);
             let answer = receive_frame(&mut theirs, &request, seconds(11)).remove(0);
             receive_frame(&mut ours, &answer, seconds(11));
-            assert_eq!(request_route(&mut ours, other, seconds(12)).0, Route::To(THEIRS));
+            assert_eq!(request_route(&mut ours, other, seconds(12)).0, Route::Resolved(THEIRS));
         }
     }
 
@@ -407,10 +407,10 @@ mod tests {
         let mut ours = ours();
         assert_eq!(
             request_route(&mut ours, "192.0.2.1", seconds(1)).0,
-            Route::Unknown(address("10.9.0.254"))
+            Route::Unresolved(address("10.9.0.254"))
         );
-        assert_eq!(request_route(&mut ours, "2001:db8::1", seconds(1)), (Route::Nowhere, vec![]));
-        assert_eq!(request_route(&mut ours, "fe80::1", seconds(1)).0, Route::Unknown(address("fe80::1")));
+        assert_eq!(request_route(&mut ours, "2001:db8::1", seconds(1)), (Route::NoRoute, vec![]));
+        assert_eq!(request_route(&mut ours, "fe80::1", seconds(1)).0, Route::Unresolved(address("fe80::1")));
     }
 
     #[test]
@@ -482,7 +482,7 @@ mod tests {
         for (flags, expected) in [(IS_SOLICITED, THEIRS), (IS_SOLICITED | OVERRIDES, OTHERS)] {
             let frame = frames::discovery(other.mac, ADVERTISEMENT, OURS, target, to, target, flags);
             receive_frame(&mut ours, &frame, seconds(1));
-            assert_eq!(request_route(&mut ours, "fd09::1", seconds(1)).0, Route::To(expected));
+            assert_eq!(request_route(&mut ours, "fd09::1", seconds(1)).0, Route::Resolved(expected));
         }
     }
 
@@ -543,7 +543,7 @@ mod tests {
         assert_eq!(ours.known.len(), MAX_NEIGHBOURS);
         assert_eq!(
             request_route(&mut ours, &Ipv4Addr::from(0x0a00_0000 + 9_999).to_string(), seconds(10)).0,
-            Route::To(THEIRS)
+            Route::Resolved(THEIRS)
         );
     }
 

@@ -291,7 +291,7 @@ impl Socket {
     ///
     /// # Errors
     /// The device is gone.
-    pub(super) fn verify(&self) -> io::Result<()> {
+    pub(super) fn take_error(&self) -> io::Result<()> {
         match rustix::net::sockopt::socket_error(&self.fd)? {
             Ok(()) => Ok(()),
             Err(errno) => Err(errno.into()),

@@ -1,10 +1,10 @@
 //! Packets: from the link to TCP, and from TCP to the link.
 
 use super::Service;
-use crate::filling::{Filling, segment};
-use crate::icmp::{self, Meaning};
+use crate::icmp::{self, IcmpEffect};
+use crate::packet_buffer::{PacketBuffer, segment};
 use crate::payload::Bytes;
-use crate::rooms::COPY_BELOW_BYTES;
+use crate::receive_buffers::COPY_BELOW_BYTES;
 use std::io::{self, IoSlice};
 use uncopy_tcp::error::Error;
 use uncopy_tcp::payload::len_bytes;
@@ -45,45 +45,50 @@ impl Service {
         let max_packet_bytes = self.link.max_packet_bytes();
         let mut has_payload = false;
         for _ in 0..MAX_PACKETS_A_TURN {
-            if let Some(full) = self.filling.take_if(|filling| !filling.has_room(max_packet_bytes)) {
+            if let Some(full) =
+                self.packet_buffer.take_if(|packet_buffer| !packet_buffer.has_room(max_packet_bytes))
+            {
                 self.process_segments(full);
             }
-            if self.filling.is_none() {
-                self.filling = Filling::begin(self.process, max_packet_bytes);
+            if self.packet_buffer.is_none() {
+                self.packet_buffer = PacketBuffer::allocate(self.process, max_packet_bytes);
             }
             match self.receive_packet(max_packet_bytes)? {
                 None => break,
                 Some(was_buffered) => has_payload |= was_buffered,
             }
         }
-        self.filling = self.filling.take().and_then(|filling| self.process_segments(filling));
+        self.packet_buffer =
+            self.packet_buffer.take().and_then(|packet_buffer| self.process_segments(packet_buffer));
         Ok(has_payload)
     }
 
     /// Receives a packet. Returns whether its payload stayed in the buffer, or `None` if there is no packet.
     fn receive_packet(&mut self, max_packet_bytes: usize) -> io::Result<Option<bool>> {
-        let Some(mut filling) = self.filling.take() else { return self.receive_headers(max_packet_bytes) };
-        let window = filling.window(self.header_bytes);
-        let received = self.link.receive(window);
+        let Some(mut packet_buffer) = self.packet_buffer.take() else {
+            return self.receive_headers(max_packet_bytes);
+        };
+        let packet_space = packet_buffer.packet_space(self.header_bytes);
+        let received = self.link.receive(packet_space);
         let kind = match received {
-            Ok(Some(packet_bytes)) => self.classify(&window[..packet_bytes]),
+            Ok(Some(packet_bytes)) => self.classify(&packet_space[..packet_bytes]),
             _ => PacketKind::Nothing,
         };
         let was_buffered = matches!(kind, PacketKind::Large(_));
         match kind {
             PacketKind::Large(Parsed { tuple, header, payload }) => {
                 self.header_bytes = payload.start;
-                if let Some(before) = filling.record_payload(tuple, header, payload) {
+                if let Some(before) = packet_buffer.record_payload(tuple, header, payload) {
                     self.process_segments(before);
                 }
             }
             PacketKind::Small(Parsed { tuple, header, .. }, few) => {
-                filling.discard();
-                filling.record(tuple, header, few);
+                packet_buffer.discard();
+                packet_buffer.record(tuple, header, few);
             }
-            PacketKind::Nothing => filling.discard(),
+            PacketKind::Nothing => packet_buffer.discard(),
         }
-        self.filling = Some(filling);
+        self.packet_buffer = Some(packet_buffer);
         Ok(received?.map(|_| was_buffered))
     }
 
@@ -108,7 +113,7 @@ impl Service {
             Ok(parsed) if parsed.payload.is_empty() => PacketKind::Small(parsed, None),
             Ok(parsed) if parsed.payload.len() >= COPY_BELOW_BYTES => PacketKind::Large(parsed),
             Ok(parsed) => {
-                match Bytes::received(&packet[parsed.payload.clone()], self.settings.memory_bytes) {
+                match Bytes::copy_received(&packet[parsed.payload.clone()], self.settings.memory_bytes) {
                     Some(few) => PacketKind::Small(parsed, Some(few)),
                     None => {
                         self.dropped_packets += 1;
@@ -117,16 +122,16 @@ impl Service {
                 }
             }
             Err(_) => {
-                let meaning = icmp::parse(packet, |address| self.is_own(address));
-                self.apply_icmp(meaning);
+                let effect = icmp::parse(packet, |address| self.is_own(address));
+                self.apply_icmp(effect);
                 PacketKind::Nothing
             }
         }
     }
 
     /// Passes the recorded segments to TCP. Returns the buffer if it holds no payload.
-    fn process_segments(&mut self, filling: Filling) -> Option<Filling> {
-        let (segments, left) = filling.finish();
+    fn process_segments(&mut self, packet_buffer: PacketBuffer) -> Option<PacketBuffer> {
+        let (segments, left) = packet_buffer.finish();
         for (tuple, segment) in segments {
             self.process_segment(tuple, segment);
         }
@@ -141,16 +146,16 @@ impl Service {
         self.stack.on_segment(tuple, segment, self.now_ns());
     }
 
-    fn apply_icmp(&mut self, meaning: Option<Meaning>) {
-        match meaning {
-            Some(Meaning::Unreachable(tuple, sequence, error)) => {
+    fn apply_icmp(&mut self, effect: Option<IcmpEffect>) {
+        match effect {
+            Some(IcmpEffect::Unreachable(tuple, sequence, error)) => {
                 self.stack.on_unreachable(&tuple, sequence, error);
             }
-            Some(Meaning::PathMtu(tuple, sequence, mtu)) => {
+            Some(IcmpEffect::PathMtu(tuple, sequence, mtu)) => {
                 let headers = if tuple.local.is_ipv4() { 40 } else { 60 };
                 self.stack.on_path_mtu(&tuple, sequence, mtu.saturating_sub(headers));
             }
-            Some(Meaning::Echo(mut packet)) => _ = self.link.send(&mut packet, &[], usize::MAX),
+            Some(IcmpEffect::EchoReply(mut packet)) => _ = self.link.send(&mut packet, &[], usize::MAX),
             None => {}
         }
     }

@@ -3,16 +3,16 @@
 use super::Service;
 use crate::connection::{Connection, Stage};
 use crate::payload::Bytes;
-use crate::rooms::copied;
+use crate::receive_buffers::copy_to_buffer;
 use crate::settings::{config, with_options};
-use crate::stream::{Pulled, Stream};
+use crate::stream::{PullResult, Stream};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use uncopy_lanes::process::Process;
-use uncopy_net::board::Condition;
 use uncopy_net::message::Options;
 use uncopy_net::name;
+use uncopy_net::state_table::ConnectionState;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::unix;
 use uncopy_tcp::connection::Received;
@@ -27,7 +27,7 @@ const MAX_WAITING_BYTES: usize = 1 << 20;
 /// Replaces the pieces by copies, as the socket API makes them. Returns the number of bytes.
 fn copy_all<'a>(process: &'static Process, pieces: impl Iterator<Item = &'a mut Bytes>) -> u64 {
     let copy = |piece: &'a mut Bytes| {
-        *piece = copied(process, piece);
+        *piece = copy_to_buffer(process, piece);
         piece.len_bytes() as u64
     };
     pieces.map(copy).sum()
@@ -75,13 +75,13 @@ impl Service {
     fn deliver(&mut self, id: ConnectionId, address: SocketAddr) -> Result<(), Errno> {
         let tuple = self.stack.tuple(id).ok_or(Errno(libc::ENOTCONN))?;
         let path = self.listeners.next(address).ok_or(Errno(libc::ECONNREFUSED))?;
-        let fd = unix::stream_without_waiting()?;
+        let fd = unix::nonblocking_stream()?;
         let connection =
             Connection { id: Some(id), ..Connection::new(Stage::Open, tuple, Options::default()) };
         let (slot, serial) = self.add(connection).ok_or(Errno(libc::ENOBUFS))?;
         let Tuple { local, remote } = tuple;
         let named = name::Connection { service: self.id, slot, serial, local, remote };
-        self.board.set(slot, serial, Condition::Established);
+        self.state_table.set(slot, serial, ConnectionState::Established);
         match unix::bind(&fd, &named.name()).and_then(|()| unix::connect(&fd, &path)) {
             Ok(()) => {
                 self.by_id.insert(id, slot);
@@ -116,10 +116,10 @@ impl Service {
         }
     }
 
-    /// Fails a connection, and announces the error on the board.
+    /// Fails a connection, and announces the error in the state table.
     pub(super) fn fail_connection(&mut self, slot: u32, error: Error) {
         let serial = self.connections.serial(slot);
-        self.board.set(slot, serial, Condition::Failed(error.number()));
+        self.state_table.set(slot, serial, ConnectionState::Failed(error.errno()));
         self.detach(slot, true);
     }
 
@@ -168,10 +168,10 @@ impl Service {
                 }
                 Some(_) => {
                     let serial = self.connections.serial(slot);
-                    self.board.set(slot, serial, Condition::Established);
+                    self.state_table.set(slot, serial, ConnectionState::Established);
                     let Some(connection) = self.connections.get(slot) else { return };
                     let Some(stream) = connection.stream.as_mut() else { return };
-                    if stream.empty().is_err() {
+                    if stream.drain_filling().is_err() {
                         self.detach(slot, true);
                         return;
                     }
@@ -187,7 +187,7 @@ impl Service {
         let serial = self.connections.serial(slot);
         let Some(connection) = self.connections.get(slot) else { return };
         let Some(stream) = connection.stream.as_mut() else { return };
-        while connection.is_kept || stream.is_writable && !connection.write_shut {
+        while connection.keeps_received || stream.is_writable && !connection.write_shut {
             let old_pieces = stream.to_program.len();
             while stream.waiting_bytes() < MAX_WAITING_BYTES
                 && !connection.has_ended
@@ -210,7 +210,7 @@ impl Service {
                 // A reset may follow the end of the stream.
                 connection.failure = self.stack.take_error(id);
             }
-            if stream.waiting_bytes() == 0 || connection.is_kept {
+            if stream.waiting_bytes() == 0 || connection.keeps_received {
                 break;
             }
             connection.write_shut = stream.flush().is_err();
@@ -226,9 +226,11 @@ impl Service {
         }
         if let Some(error) = connection.failure {
             self.fail_connection(slot, error);
-        } else if connection.has_ended && self.board.get(slot, serial) == Some(Condition::Established) {
-            self.board.set(slot, serial, Condition::Ended);
-            stream.end();
+        } else if connection.has_ended
+            && self.state_table.get(slot, serial) == Some(ConnectionState::Established)
+        {
+            self.state_table.set(slot, serial, ConnectionState::PeerEnded);
+            stream.shutdown_write();
         }
     }
 
@@ -266,7 +268,7 @@ impl Service {
                 self.handle_all_requests();
                 let Some(connection) = self.connections.get(slot) else { return };
                 let Some(stream) = connection.stream.as_ref() else { return };
-                let is_reset = connection.options.resets || stream.waiting_bytes() > 0;
+                let is_reset = connection.options.resets_on_close || stream.waiting_bytes() > 0;
                 self.detach(slot, is_reset);
                 return;
             }
@@ -280,16 +282,16 @@ impl Service {
                 return;
             }
             match stream.pull(&mut self.read_buffer) {
-                Pulled::Bytes if self.settings.makes_api_copies => {
+                PullResult::Bytes if self.settings.makes_api_copies => {
                     self.copied_bytes += copy_all(self.process, stream.from_program.iter_mut());
                 }
-                Pulled::Bytes | Pulled::End => {}
-                Pulled::Nothing => return,
-                Pulled::NoRoom => {
+                PullResult::Bytes | PullResult::End => {}
+                PullResult::Nothing => return,
+                PullResult::NoRoom => {
                     self.awaiting_buffer.push(slot);
                     return;
                 }
-                Pulled::Broken => {
+                PullResult::Broken => {
                     self.detach(slot, true);
                     return;
                 }

@@ -90,7 +90,7 @@ impl<P: Payload> Connection<P> {
     }
 
     /// Returns the number of pieces in the receive buffer, in order or not.
-    pub fn kept_pieces(&self) -> usize {
+    pub fn received_pieces(&self) -> usize {
         self.receiver.pieces()
     }
 

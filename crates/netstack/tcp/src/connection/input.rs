@@ -7,7 +7,7 @@ use crate::payload::{self, Payload};
 use crate::receive::Insertion;
 use crate::recovery::Phase;
 use crate::segment::{Codepoint, Header, Segment};
-use crate::sequence::{Position, is_older, near};
+use crate::sequence::{Position, is_older, nearest_position};
 
 impl<P: Payload> Connection<P> {
     /// Processes a received segment.
@@ -26,7 +26,7 @@ impl<P: Payload> Connection<P> {
     /// Processes a segment in SYN-SENT (section 3.10.7.3).
     fn on_segment_in_syn_sent(&mut self, segment: &Segment<P>, now_ns: u64) {
         let header = &segment.header;
-        let ack = near(self.nxt, header.acknowledgement);
+        let ack = nearest_position(self.nxt, header.acknowledgement);
         let is_ours = header.flags.ack && ack > self.initial && ack <= self.nxt;
         if header.flags.ack && !is_ours {
             self.pending.reset = segment.reset().map(Box::new);
@@ -74,11 +74,11 @@ impl<P: Payload> Connection<P> {
     /// Applies the checks of section 3.10.7.4 up to the fourth (SYN) and answers a segment that fails.
     fn passes_checks(&mut self, segment: &mut Segment<P>, now_ns: u64) -> bool {
         let next = self.receiver.next();
-        let start = near(next, segment.header.sequence);
+        let start = nearest_position(next, segment.header.sequence);
         let flags = segment.header.flags;
         let is_own_syn = self.state == State::SynReceived && flags.syn && !flags.rst && start + 1 == next;
         if is_own_syn {
-            let ack = near(self.nxt, segment.header.acknowledgement);
+            let ack = nearest_position(self.nxt, segment.header.acknowledgement);
             if !flags.ack || ack != self.nxt {
                 // The peer repeats its SYN: repeat the SYN-ACK.
                 self.pending.handshake |= self.challenges.admit(now_ns);
@@ -88,7 +88,7 @@ impl<P: Payload> Connection<P> {
             segment.header.sequence = segment.header.sequence.wrapping_add(1);
         }
         let flags = segment.header.flags;
-        let start = near(next, segment.header.sequence);
+        let start = nearest_position(next, segment.header.sequence);
         if self.has_timestamps && !flags.rst {
             let Some(stamps) = segment.header.options.timestamps else {
                 // RFC 7323, section 3.2. Old systems omit timestamps in their first segments.
@@ -147,7 +147,7 @@ impl<P: Payload> Connection<P> {
     }
 
     fn answer_unacceptable(&mut self, segment: &Segment<P>, now_ns: u64) {
-        let start = near(self.receiver.next(), segment.header.sequence);
+        let start = nearest_position(self.receiver.next(), segment.header.sequence);
         if segment.payload.is_empty() && !segment.header.flags.fin {
             self.challenge(now_ns);
             return;
@@ -182,7 +182,7 @@ impl<P: Payload> Connection<P> {
             return;
         }
         if self.state == State::SynReceived {
-            let ack = near(self.nxt, header.acknowledgement);
+            let ack = nearest_position(self.nxt, header.acknowledgement);
             if ack != self.nxt {
                 self.pending.reset = segment.reset().map(Box::new);
                 return;
@@ -190,7 +190,7 @@ impl<P: Payload> Connection<P> {
             self.acknowledge_handshake(ack, now_ns);
             self.window = u64::from(header.window) << self.send_shift;
             self.max_window = self.max_window.max(self.window);
-            self.window_update = (near(self.receiver.next(), header.sequence), ack);
+            self.window_update = (nearest_position(self.receiver.next(), header.sequence), ack);
         }
         let len = segment.len();
         if !self.on_acknowledgement(&segment.header, len, now_ns) || self.state == State::Closed {
@@ -207,7 +207,7 @@ impl<P: Payload> Connection<P> {
 
     /// Processes the acknowledgement. Returns whether to process the segment further.
     fn on_acknowledgement(&mut self, header: &Header, len: u64, now_ns: u64) -> bool {
-        let ack = near(self.una, header.acknowledgement);
+        let ack = nearest_position(self.una, header.acknowledgement);
         if ack > self.nxt || ack + self.max_window < self.una {
             // Challenge ACK (RFC 5961, section 5).
             self.challenge(now_ns);
@@ -215,7 +215,8 @@ impl<P: Payload> Connection<P> {
         }
         let sent = self.sent();
         let blocks = header.options.sack.iter();
-        let mut blocks = blocks.map(|&(start, end)| near(sent.start, start)..near(sent.start, end));
+        let mut blocks = blocks
+            .map(|&(start, end)| nearest_position(sent.start, start)..nearest_position(sent.start, end));
         let has_duplicate = blocks.clone().next().is_some_and(|first| first.end <= ack);
         let newly_sacked = if self.has_sack { self.recovery.on_sack(&mut blocks, sent.clone()) } else { 0 };
         if newly_sacked > 0 || ack > self.una {
@@ -328,7 +329,7 @@ impl<P: Payload> Connection<P> {
     }
 
     fn update_window(&mut self, header: &Header, ack: Position, window: u64) {
-        let start = near(self.receiver.next(), header.sequence);
+        let start = nearest_position(self.receiver.next(), header.sequence);
         if ack < self.una || self.window_update > (start, ack) {
             return;
         }
@@ -378,7 +379,7 @@ impl<P: Payload> Connection<P> {
             self.acknowledgement = Acknowledgement::Now;
             return;
         }
-        let start = near(self.receiver.next(), segment.header.sequence);
+        let start = nearest_position(self.receiver.next(), segment.header.sequence);
         let end = start + len;
         if len > 0 && self.is_orphaned && end > self.receiver.next() {
             // Nobody will read the data (RFC 9293, section 3.10.4; RFC 2525, section 2.17).

@@ -7,7 +7,7 @@ use crate::config::Ecn;
 use crate::options::{Options, Timestamps};
 use crate::payload::{self, Payload};
 use crate::segment::{Codepoint, Flags, Header, Segment};
-use crate::sequence::{Position, number};
+use crate::sequence::{Position, sequence_number};
 
 impl<P: Payload> Connection<P> {
     /// Returns the next segment to send. Must be called until `None` after every event.
@@ -96,8 +96,8 @@ impl<P: Payload> Connection<P> {
         self.deadlines.acknowledge = None;
         self.acknowledged = self.receiver.next();
         Header {
-            sequence: number(sequence),
-            acknowledgement: number(self.receiver.next()),
+            sequence: sequence_number(sequence),
+            acknowledgement: sequence_number(self.receiver.next()),
             flags: Flags { ack: true, ece: self.ecn.is_echo_due, ..Flags::default() },
             window,
             options: Options { sack, timestamps: self.timestamps(now_ns), ..Options::default() },

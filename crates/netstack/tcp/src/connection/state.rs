@@ -15,7 +15,7 @@ use crate::recovery::Recovery;
 use crate::rtt::RoundTrip;
 use crate::segment::{Flags, Header, Segment};
 use crate::send::SendQueue;
-use crate::sequence::{Position, first_position, number};
+use crate::sequence::{Position, first_position, sequence_number};
 
 /// The states of RFC 9293, section 3.3.2. LISTEN is implemented by the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -365,7 +365,7 @@ impl<P: Payload> Connection<P> {
     /// True if `sequence` is in flight; ICMP messages with another one are forged or late (RFC
     /// 5927, section 4).
     pub fn is_in_flight(&self, sequence: u32) -> bool {
-        (self.una..self.nxt).contains(&crate::sequence::near(self.una, sequence))
+        (self.una..self.nxt).contains(&crate::sequence::nearest_position(self.una, sequence))
     }
 
     pub(super) fn end(&mut self, error: Option<Error>) {
@@ -385,8 +385,8 @@ impl<P: Payload> Connection<P> {
 
     pub(super) fn reset_peer(&mut self) {
         self.pending.reset = Some(Box::new(Header {
-            sequence: number(self.nxt),
-            acknowledgement: number(self.receiver.next()),
+            sequence: sequence_number(self.nxt),
+            acknowledgement: sequence_number(self.receiver.next()),
             flags: Flags { rst: true, ack: true, ..Flags::default() },
             ..Header::default()
         }));
@@ -424,14 +424,14 @@ impl<P: Payload> Connection<P> {
             Some(stamps) if self.has_timestamps && stamps.value != self.peer_clock.recent => {
                 crate::sequence::is_older(self.peer_clock.recent, stamps.value)
             }
-            _ => crate::sequence::near(self.receiver.next(), syn.sequence) > self.receiver.next(),
+            _ => crate::sequence::nearest_position(self.receiver.next(), syn.sequence) > self.receiver.next(),
         };
         self.state == State::TimeWait && is_newer
     }
 
     /// Returns the sequence number of SND.NXT: a connection that replaces this one must begin above it.
     pub fn last_sequence(&self) -> u32 {
-        number(self.nxt)
+        sequence_number(self.nxt)
     }
 
     /// Returns the first invariant that does not hold.

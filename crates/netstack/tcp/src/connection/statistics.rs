@@ -38,7 +38,7 @@ impl<P: Payload> Connection<P> {
     /// Returns a snapshot of the statistics.
     pub fn statistics(&self) -> Statistics {
         let segment = u64::from(self.segment_bytes());
-        let (lost_bytes, retransmitted_bytes) = self.recovery.repair_bytes(&self.sent());
+        let (lost_bytes, retransmitted_bytes) = self.recovery.lost_and_retransmitted_bytes(&self.sent());
         Statistics {
             state: self.state,
             segment_bytes: self.segment_bytes(),

@@ -3,7 +3,7 @@
 use super::state::{Acknowledgement, Connection, Deadlines, State, Undo};
 use crate::config::{
     MAX_RETRIES, MAX_RTO_NS, MAX_SYN_ACK_RETRIES, MAX_SYN_RETRIES, MIN_ORPHAN_PROBES, MIN_REORDERING_NS,
-    OVERRIDE_NS, PROBE_ACK_DELAY_NS, PROBE_SLACK_NS,
+    PROBE_ACK_DELAY_NS, PROBE_SLACK_NS, SWS_OVERRIDE_NS,
 };
 use crate::error::Error;
 use crate::payload::Payload;
@@ -177,7 +177,7 @@ impl<P: Payload> Connection<P> {
         } else {
             self.deadlines.retransmit = None;
             if is_unsent && self.deadlines.persist.is_none() {
-                let wait_ns = if self.window > 0 { OVERRIDE_NS } else { self.persist_ns() };
+                let wait_ns = if self.window > 0 { SWS_OVERRIDE_NS } else { self.persist_ns() };
                 self.deadlines.persist = Some(now_ns + wait_ns);
             } else if !is_unsent {
                 self.deadlines.persist = None;

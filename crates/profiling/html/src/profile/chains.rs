@@ -39,7 +39,7 @@ pub(super) fn section(profile: &Profile) -> Markup {
 
 fn counts(profile: &Profile) -> Markup {
     let columns = [
-        ("operation", Column::Words),
+        ("operation", Column::Text),
         ("seen", Column::Numbers),
         ("bytes each", Column::Numbers),
         ("moved", Column::Numbers),
@@ -67,13 +67,13 @@ fn counts(profile: &Profile) -> Markup {
 
 fn chain(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
     let columns = [
-        ("#", Column::Words),
-        ("source → destination", Column::Words),
+        ("#", Column::Text),
+        ("source → destination", Column::Text),
         ("call site", Column::Code),
         ("calls each", Column::Numbers),
         ("bytes each", Column::Numbers),
         ("share of time", Column::Numbers),
-        ("uncopy", Column::Words),
+        ("uncopy", Column::Text),
     ];
     let mut table = Table::new(caption, &columns);
     for step in operation.steps.iter().take(MAX_STEPS) {
@@ -118,7 +118,7 @@ fn chain(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
 
 fn example(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
     let columns = [
-        ("#", Column::Words),
+        ("#", Column::Text),
         ("call", Column::Code),
         ("bytes", Column::Numbers),
         ("of this operation", Column::Numbers),

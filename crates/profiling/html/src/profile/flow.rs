@@ -55,7 +55,7 @@ fn diagram(profile: &Profile) -> Diagram {
         (Call::Input, _) => Kind::Input,
         (Call::Output, _) => Kind::Output,
         (Call::Copy, Verdict::Elide) => Kind::Elided,
-        (Call::Copy, _) => Kind::Kept,
+        (Call::Copy, _) => Kind::NotElided,
     };
     let mut flows = vec![false; profile.sites.len()];
     for site in profile.flows.iter().flat_map(|flow| flow.from.into_iter().chain([flow.to])) {
@@ -74,7 +74,7 @@ fn diagram(profile: &Profile) -> Diagram {
             detail: shortened(&site.place, MAX_NAME_CHARS).into_owned(),
             kind: kind(site),
             bytes: site.bytes,
-            touched: touched_fraction(site),
+            touched_fraction: touched_fraction(site),
         });
     }
     let memory = nodes.len();
@@ -89,7 +89,7 @@ fn diagram(profile: &Profile) -> Diagram {
             detail: "not received".to_owned(),
             kind: Kind::Memory,
             bytes: own,
-            touched: None,
+            touched_fraction: None,
         });
     }
     let end = |site: usize| place.get(site).copied().unwrap_or(usize::MAX);
@@ -103,7 +103,7 @@ fn diagram(profile: &Profile) -> Diagram {
 
 fn legend(section: &mut Markup, diagram: &Diagram) {
     section.open("ul", &[("class", "legend")]);
-    for kind in [Kind::Input, Kind::Elided, Kind::Kept, Kind::Output, Kind::Memory] {
+    for kind in [Kind::Input, Kind::Elided, Kind::NotElided, Kind::Output, Kind::Memory] {
         if diagram.nodes.iter().any(|node| node.kind == kind) {
             legend_entry(section, kind.class(), kind.words());
         }

@@ -63,8 +63,8 @@ fn losers(profile: &Profile) -> Markup {
     let columns = [
         ("site", Column::Code),
         ("bytes", Column::Numbers),
-        ("why not", Column::Words),
-        ("in words", Column::Words),
+        ("why not", Column::Text),
+        ("in words", Column::Text),
     ];
     let losers = &profile.prediction.losers;
     let caption = match losers.len() {

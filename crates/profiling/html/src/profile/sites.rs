@@ -16,13 +16,13 @@ pub(super) fn section(profile: &Profile) -> Markup {
     let mut section = Markup::new();
     let columns = [
         ("site", Column::Code),
-        ("what", Column::Words),
+        ("what", Column::Text),
         ("calls", Column::Numbers),
         ("bytes", Column::Numbers),
         ("time", Column::Numbers),
         ("touched", Column::Numbers),
         ("saved", Column::Numbers),
-        ("uncopy", Column::Words),
+        ("uncopy", Column::Text),
     ];
     let all = profile.sites.len();
     let caption = if all > MAX_SITES {

@@ -10,13 +10,14 @@ pub enum Kind {
     /// Copies that would be elided.
     Elided,
     /// Copies that would not be elided.
-    Kept,
+    NotElided,
     /// Calls that send bytes.
     Output,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 5] = [Self::Memory, Self::Input, Self::Elided, Self::Kept, Self::Output];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Memory, Self::Input, Self::Elided, Self::NotElided, Self::Output];
 
     /// Returns the kind's class in the style sheet.
     #[must_use]
@@ -25,7 +26,7 @@ impl Kind {
             Self::Memory => "memory",
             Self::Input => "input",
             Self::Elided => "elided",
-            Self::Kept => "kept",
+            Self::NotElided => "kept",
             Self::Output => "output",
         }
     }
@@ -37,7 +38,7 @@ impl Kind {
             Self::Memory => "the program's own memory",
             Self::Input => "input",
             Self::Elided => "copy that uncopy would elide",
-            Self::Kept => "copy that stays",
+            Self::NotElided => "copy that stays",
             Self::Output => "output",
         }
     }
@@ -55,7 +56,7 @@ pub struct Node {
     /// Bytes that the calls moved.
     pub bytes: u64,
     /// Fraction of the bytes that is touched afterwards, 0 to 1, if known.
-    pub touched: Option<f64>,
+    pub touched_fraction: Option<f64>,
 }
 
 /// Bytes that flow from one box to another.

@@ -42,7 +42,7 @@ pub(super) struct Ribbon {
 }
 
 pub(super) struct Layout {
-    pub places: Vec<BoxRect>,
+    pub boxes: Vec<BoxRect>,
     pub ribbons: Vec<Ribbon>,
     pub width: f64,
     pub height: f64,
@@ -76,7 +76,7 @@ impl Diagram {
                     detail: kind.words().to_owned(),
                     kind,
                     bytes: rest.iter().fold(0, |sum, index| self.nodes[*index].bytes.saturating_add(sum)),
-                    touched: None,
+                    touched_fraction: None,
                 });
             }
         }
@@ -181,13 +181,13 @@ impl Diagram {
         let between = (TARGET_WIDTH - LABEL_WIDTH - BOX_WIDTH) / (count.max(2) - 1) as f64;
         let column_distance = between.clamp(COLUMN_DISTANCE.0, COLUMN_DISTANCE.1);
 
-        let mut places = vec![BoxRect::default(); self.nodes.len()];
-        let position_boxes = |rows: &[Vec<usize>], places: &mut Vec<BoxRect>| {
+        let mut boxes = vec![BoxRect::default(); self.nodes.len()];
+        let position_boxes = |rows: &[Vec<usize>], boxes: &mut Vec<BoxRect>| {
             for (column, row) in rows.iter().enumerate() {
                 let mut y = MARGIN + (body - column_height(row)) / 2.0;
                 for index in row {
                     let height = (value[*index] * scale).max(2.0);
-                    places[*index] =
+                    boxes[*index] =
                         BoxRect { column, x: MARGIN + column_distance * column as f64, y, height };
                     y += slot(*index);
                 }
@@ -196,27 +196,27 @@ impl Diagram {
         for row in &mut rows {
             row.sort_by(|one, other| value[*other].total_cmp(&value[*one]));
         }
-        position_boxes(&rows, &mut places);
+        position_boxes(&rows, &mut boxes);
         for pass in 0..PASSES {
             for at in 0..count {
                 let column = if pass % 2 == 0 { at } else { count - 1 - at };
-                let middle = |index: usize| self.middle_of_neighbours(index, &places);
+                let middle = |index: usize| self.middle_of_neighbours(index, &boxes);
                 let mut order: Vec<(f64, usize)> =
                     rows[column].iter().map(|index| (middle(*index), *index)).collect();
                 order.sort_by(|one, other| one.0.total_cmp(&other.0));
                 rows[column] = order.into_iter().map(|(_, index)| index).collect();
-                position_boxes(&rows, &mut places);
+                position_boxes(&rows, &mut boxes);
             }
         }
-        let ribbons = self.ribbons(&places, scale);
+        let ribbons = self.ribbons(&boxes, scale);
         let width = MARGIN + column_distance * (count - 1) as f64 + BOX_WIDTH + LABEL_WIDTH;
-        Layout { places, ribbons, width, height: body + 2.0 * MARGIN }
+        Layout { boxes, ribbons, width, height: body + 2.0 * MARGIN }
     }
 
     /// Returns the mean height of the boxes linked to `index`, weighted by bytes.
     #[expect(clippy::cast_precision_loss, reason = "pixels")]
-    fn middle_of_neighbours(&self, index: usize, places: &[BoxRect]) -> f64 {
-        let centre = |index: usize| places[index].y + places[index].height / 2.0;
+    fn middle_of_neighbours(&self, index: usize, boxes: &[BoxRect]) -> f64 {
+        let centre = |index: usize| boxes[index].y + boxes[index].height / 2.0;
         let (mut sum, mut weight) = (0.0, 0.0);
         for edge in &self.edges {
             let other = match (edge.from == index, edge.to == index) {
@@ -232,22 +232,22 @@ impl Diagram {
 
     /// Positions the ribbons. At each box they are sorted by the height of their other ends.
     #[expect(clippy::cast_precision_loss, reason = "pixels")]
-    fn ribbons(&self, places: &[BoxRect], scale: f64) -> Vec<Ribbon> {
+    fn ribbons(&self, boxes: &[BoxRect], scale: f64) -> Vec<Ribbon> {
         let mut ribbons: Vec<Ribbon> = self
             .edges
             .iter()
             .map(|edge| Ribbon { width: (edge.bytes as f64 * scale).max(1.0), ..Ribbon::default() })
             .collect();
         let mut order: Vec<usize> = (0..self.edges.len()).collect();
-        let at = |index: usize| (places[index].y, index);
+        let at = |index: usize| (boxes[index].y, index);
         order.sort_by(|one, other| {
             let other_end = |edge: usize| at(self.edges[edge].to);
             other_end(*one).0.total_cmp(&other_end(*other).0)
         });
-        let mut used = vec![0.0; places.len()];
+        let mut used = vec![0.0; boxes.len()];
         for edge in &order {
             let (from, ribbon) = (self.edges[*edge].from, &mut ribbons[*edge]);
-            ribbon.start = (places[from].x + BOX_WIDTH, places[from].y + used[from]);
+            ribbon.start = (boxes[from].x + BOX_WIDTH, boxes[from].y + used[from]);
             used[from] += ribbon.width;
         }
         order.sort_by(|one, other| {
@@ -257,7 +257,7 @@ impl Diagram {
         used.fill(0.0);
         for edge in &order {
             let (to, ribbon) = (self.edges[*edge].to, &mut ribbons[*edge]);
-            ribbon.end = (places[to].x, places[to].y + used[to]);
+            ribbon.end = (boxes[to].x, boxes[to].y + used[to]);
             used[to] += ribbon.width;
         }
         ribbons

@@ -4,7 +4,7 @@ use super::layout::MAX_BOXES;
 use super::*;
 
 fn node(label: &str, kind: Kind, bytes: u64) -> Node {
-    Node { label: label.to_owned(), detail: String::new(), kind, bytes, touched: None }
+    Node { label: label.to_owned(), detail: String::new(), kind, bytes, touched_fraction: None }
 }
 
 fn edge(from: usize, to: usize, bytes: u64) -> Edge {
@@ -17,7 +17,7 @@ fn chain() -> Diagram {
         nodes: vec![
             node("read", Kind::Input, 1000),
             node("memmove", Kind::Elided, 1000),
-            node("memcpy", Kind::Kept, 900),
+            node("memcpy", Kind::NotElided, 900),
             node("write", Kind::Output, 950),
             node("memory", Kind::Memory, 50),
         ],
@@ -50,7 +50,7 @@ fn ribbons_are_as_wide_as_their_bytes_and_boxes_do_not_overlap() {
     let layout = diagram.layout();
     let place = |label: &str| {
         let at = diagram.nodes.iter().position(|node| node.label == label).expect("a box");
-        layout.places[at]
+        layout.boxes[at]
     };
     assert!((place("read").height / place("write").height - 1000.0 / 950.0).abs() < 1e-9);
     let wide = |from: &str| {
@@ -58,9 +58,9 @@ fn ribbons_are_as_wide_as_their_bytes_and_boxes_do_not_overlap() {
         layout.ribbons[at.expect("a ribbon")].width
     };
     assert!((wide("read") / wide("memcpy") - 1000.0 / 900.0).abs() < 1e-9);
-    for (index, one) in layout.places.iter().enumerate() {
+    for (index, one) in layout.boxes.iter().enumerate() {
         assert!(one.y >= 0.0 && one.y + one.height <= layout.height);
-        for other in &layout.places[..index] {
+        for other in &layout.boxes[..index] {
             let apart = one.y + one.height <= other.y || other.y + other.height <= one.y;
             assert!(one.column != other.column || apart, "{one:?} {other:?}");
         }
@@ -80,8 +80,7 @@ fn ribbons_stay_within_their_boxes() {
     };
     let layout = diagram.layout();
     for (link, ribbon) in diagram.edges.iter().zip(&layout.ribbons) {
-        for (place, y) in [(layout.places[link.from], ribbon.start.1), (layout.places[link.to], ribbon.end.1)]
-        {
+        for (place, y) in [(layout.boxes[link.from], ribbon.start.1), (layout.boxes[link.to], ribbon.end.1)] {
             assert!(y >= place.y - 1e-9 && y + ribbon.width <= place.y + place.height + 1e-9, "{link:?}");
         }
     }
@@ -89,7 +88,7 @@ fn ribbons_stay_within_their_boxes() {
 
 #[test]
 fn thousands_of_boxes_and_ribbons_are_bounded() {
-    let kinds = [Kind::Input, Kind::Elided, Kind::Kept, Kind::Output];
+    let kinds = [Kind::Input, Kind::Elided, Kind::NotElided, Kind::Output];
     let nodes: Vec<Node> = (0..4000)
         .map(|index| node(&format!("site {index}"), kinds[index % 4], 4000 - index as u64))
         .collect();
@@ -108,7 +107,7 @@ fn thousands_of_boxes_and_ribbons_are_bounded() {
 fn labels_are_text_and_touched_parts_are_hatched() {
     let mut diagram = chain();
     diagram.nodes[1].label = "<img src=x onerror=a>".to_owned();
-    diagram.nodes[1].touched = Some(0.04);
+    diagram.nodes[1].touched_fraction = Some(0.04);
     let svg = diagram.markup("flow").into_string();
     assert!(!svg.contains("<img") && svg.contains("&lt;img src=x onerror=a&gt;"), "{svg}");
     assert_eq!(svg.matches("class=\"touched\"").count(), 2, "the box and the ribbon into it");
@@ -117,7 +116,7 @@ fn labels_are_text_and_touched_parts_are_hatched() {
 
 #[test]
 fn empty_and_invalid_diagrams_are_drawn() {
-    let one = node("alone", Kind::Kept, u64::MAX);
+    let one = node("alone", Kind::NotElided, u64::MAX);
     for diagram in [
         Diagram::default(),
         Diagram { nodes: vec![one.clone()], edges: vec![edge(0, 9, 1), edge(9, 0, 1)] },

@@ -1,8 +1,8 @@
 //! Comparison of two profiles for the terminal.
 
-use super::{Amount, Diff, Entry, Side, points};
-use crate::text::{length, paragraph, wrap};
-use crate::words::{bytes, one_line, percent};
+use super::{Amount, Diff, Entry, Side, percentage_points};
+use crate::format::{bytes, one_line, percent};
+use crate::text::{len_chars, paragraph, wrap};
 use std::fmt::Write as _;
 
 const MAX_LINES: usize = 20;
@@ -55,10 +55,10 @@ fn table(text: &mut String, title: &str, [calls, name]: [&str; 2], entries: &[En
         let [cpu_a, cpu_b] = pair(entry, &|amount| percent(amount.cpu_share));
         let [bytes_a, bytes_b] = pair(entry, &|amount| bytes(amount.bytes));
         let [calls_a, calls_b] = pair(entry, &|amount| amount.calls.to_string());
-        rows.push([points(entry.change()), cpu_a, cpu_b, bytes_a, bytes_b, calls_a, calls_b]);
+        rows.push([percentage_points(entry.change()), cpu_a, cpu_b, bytes_a, bytes_b, calls_a, calls_b]);
     }
     let widths: [usize; 7] =
-        std::array::from_fn(|column| rows.iter().map(|row| length(&row[column])).max().unwrap_or(0));
+        std::array::from_fn(|column| rows.iter().map(|row| len_chars(&row[column])).max().unwrap_or(0));
     let names = std::iter::once(name.to_owned()).chain(entries.iter().map(|entry| {
         let line = entry.line.as_ref().map_or_else(String::new, |line| format!(" ({line})"));
         one_line(&format!("{}{line}", entry.name))
@@ -68,7 +68,7 @@ fn table(text: &mut String, title: &str, [calls, name]: [&str; 2], entries: &[En
         for (cell, width) in row.iter().zip(widths) {
             let _ = write!(start, "{cell:>width$}  ");
         }
-        let indent = length(&start);
+        let indent = len_chars(&start);
         wrap(text, &start, &name, indent, width);
     }
     if let Some(more) = entries.len().checked_sub(MAX_LINES).filter(|more| *more > 0) {
@@ -92,7 +92,7 @@ mod tests {
         let diff = Diff::between((&sample(), "a.json"), (&other, "b.json")).expect("alike");
         for width in [80, 120] {
             let text = diff.text(width);
-            assert!(text.lines().all(|line| length(line) <= width), "{text}");
+            assert!(text.lines().all(|line| len_chars(line) <= width), "{text}");
             assert!(!text.chars().any(|character| character.is_control() && character != '\n'), "{text:?}");
             let only: Vec<&str> = text.lines().filter(|line| line.contains(ABSENT)).collect();
             // The moved site and its chain, each missing once in A and once in B.

@@ -1,6 +1,6 @@
 //! Debug information: functions, inlined functions and source lines.
 
-use super::{Place, demangled, separate};
+use super::{CodeLocation, demangled, separate};
 use addr2line::Context;
 use gimli::{Dwarf, EndianRcSlice, Error, RunTimeEndian, SectionId};
 use object::{CompressionFormat, Object as _, ObjectSection as _};
@@ -34,7 +34,7 @@ impl Lines {
     }
 
     /// Returns the locations of an address, inlined functions first; empty if unknown.
-    pub fn places(&self, address: u64) -> Vec<Place> {
+    pub fn locations(&self, address: u64) -> Vec<CodeLocation> {
         let mut places = Vec::new();
         if let Ok(mut frames) = self.0.find_frames(address).skip_all_loads() {
             while places.len() < MAX_PLACES
@@ -43,7 +43,7 @@ impl Lines {
                 let name = frame.function.as_ref().and_then(|function| function.raw_name().ok());
                 let (file, line) =
                     frame.location.map_or((None, None), |location| (location.file, location.line));
-                places.push(Place {
+                places.push(CodeLocation {
                     function: name.map(|name| demangled(&name)),
                     file: file.and_then(base_name),
                     line,
@@ -55,7 +55,7 @@ impl Lines {
             && let Ok(Some(location)) = self.0.find_location(address)
         {
             let file = location.file.and_then(base_name);
-            places.push(Place { function: None, file, line: location.line, is_inlined: true });
+            places.push(CodeLocation { function: None, file, line: location.line, is_inlined: true });
         }
         // The last location is the function that the others were inlined into.
         if let Some(last) = places.last_mut() {

@@ -27,7 +27,7 @@ const MAX_STARTS: usize = 1 << 20;
 
 /// A code location, as far as known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct CodeLocation {
     /// Name of the function, demangled.
     pub function: Option<String>,
     /// Source file name, without directories.
@@ -38,7 +38,7 @@ pub struct Place {
     pub is_inlined: bool,
 }
 
-impl Place {
+impl CodeLocation {
     /// Returns `FILE:LINE` if both are known.
     #[must_use]
     pub fn file_and_line(&self) -> Option<String> {
@@ -85,25 +85,27 @@ impl Symbols {
     /// Returns the locations of the instruction at `address` in the file's own address space: inlined
     /// functions first, then the function that contains the code. There is at least one. The last one is
     /// named `NAME+0xSTART`, where NAME is `name`, if only the start of the function is known.
-    pub fn at_address(&mut self, path: &[u8], address: u64, name: &str) -> Vec<Place> {
+    pub fn at_address(&mut self, path: &[u8], address: u64, name: &str) -> Vec<CodeLocation> {
         match self.names(path) {
-            Some(names) => names.places(address, name),
-            None => vec![Place::default()],
+            Some(names) => names.locations(address, name),
+            None => vec![CodeLocation::default()],
         }
     }
 
     /// Returns the location of the call before the return address at `file_offset`.
-    pub fn at_file_offset(&mut self, path: &[u8], file_offset: u64) -> Place {
+    pub fn at_file_offset(&mut self, path: &[u8], file_offset: u64) -> CodeLocation {
         let file = file_name(path);
-        let Some(names) = self.names(path) else { return Place::default() };
-        let Some(address) = names.address(file_offset.saturating_sub(1)) else { return Place::default() };
-        let mut places = names.places(address, &file);
+        let Some(names) = self.names(path) else { return CodeLocation::default() };
+        let Some(address) = names.address(file_offset.saturating_sub(1)) else {
+            return CodeLocation::default();
+        };
+        let mut places = names.locations(address, &file);
         // The innermost location has the line of the call; the outermost has the function that the file
         // contains.
         let line = places.first().and_then(|place| Some((place.file.clone()?, place.line?)));
         let outermost = places.pop().unwrap_or_default();
         let (file, line) = line.map_or((None, None), |(file, line)| (Some(file), Some(line)));
-        Place { function: outermost.function, file, line, is_inlined: false }
+        CodeLocation { function: outermost.function, file, line, is_inlined: false }
     }
 }
 
@@ -154,12 +156,13 @@ impl FileSymbols {
         })
     }
 
-    fn places(&self, address: u64, file: &str) -> Vec<Place> {
-        let mut places = self.lines.as_ref().map(|lines| lines.places(address)).unwrap_or_default();
+    fn locations(&self, address: u64, file: &str) -> Vec<CodeLocation> {
+        let mut places = self.lines.as_ref().map(|lines| lines.locations(address)).unwrap_or_default();
         match places.last_mut() {
             Some(last) if last.function.is_some() => {}
             Some(last) => last.function = self.function(address, file),
-            None => places.push(Place { function: self.function(address, file), ..Place::default() }),
+            None => places
+                .push(CodeLocation { function: self.function(address, file), ..CodeLocation::default() }),
         }
         places
     }
@@ -252,7 +255,7 @@ mod tests {
         let last = places.last().expect("one at least");
         assert_eq!(last.function.as_deref(), Some("uncopy_profile::symbols::file_name"));
         assert!(!last.is_inlined && places[..places.len() - 1].iter().all(|place| place.is_inlined));
-        assert_eq!(symbols.at_file_offset(name, u64::MAX), Place::default());
+        assert_eq!(symbols.at_file_offset(name, u64::MAX), CodeLocation::default());
     }
 
     #[test]
@@ -273,8 +276,8 @@ mod tests {
     fn other_files_have_no_symbols() {
         let mut symbols = Symbols::new();
         for path in ["/nonexistent", "/dev/zero", "/etc/passwd", "/proc/self/maps"] {
-            assert_eq!(symbols.at_file_offset(path.as_bytes(), 100), Place::default(), "{path}");
-            assert_eq!(symbols.at_address(path.as_bytes(), 100, "x"), [Place::default()], "{path}");
+            assert_eq!(symbols.at_file_offset(path.as_bytes(), 100), CodeLocation::default(), "{path}");
+            assert_eq!(symbols.at_address(path.as_bytes(), 100, "x"), [CodeLocation::default()], "{path}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_void};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uncopy_unwind::{FRAMES, Registers, capture};
+use uncopy_unwind::{MAX_FRAMES, Registers, capture};
 
 unsafe extern "C" {
     fn _Unwind_Backtrace(each: extern "C" fn(*mut c_void, *mut c_void) -> i32, data: *mut c_void) -> i32;
@@ -12,7 +12,7 @@ unsafe extern "C" {
 }
 
 /// Maximum frames of the reference: ours, the two that are not compared, and some spare.
-const MAX: usize = FRAMES + 8;
+const MAX: usize = MAX_FRAMES + 8;
 
 struct Found {
     count: usize,
@@ -43,14 +43,14 @@ pub fn comparisons() -> usize {
 /// signal handlers may call this.
 #[inline(never)]
 pub fn compare() -> usize {
-    let mut frames = [0; FRAMES];
+    let mut frames = [0; MAX_FRAMES];
     let count = capture(Registers::here(), &mut frames);
     let mut found = Found { count: 0, frames: [0; MAX] };
     // SAFETY: `push_frame` has the callback's signature and takes `data` as a `Found`; `found` outlives the call.
     unsafe { _Unwind_Backtrace(push_frame, (&raw mut found).cast()) };
     // The first frame is this function's own; the last may be 0, for a function without a caller.
     let expected = &found.frames[1..found.count];
-    let end = expected.iter().position(|ip| *ip == 0).unwrap_or(expected.len()).min(FRAMES);
+    let end = expected.iter().position(|ip| *ip == 0).unwrap_or(expected.len()).min(MAX_FRAMES);
     assert_eq!(frames[..count], expected[..end], "{:x?}, but {:x?}", &frames[..count], &expected[..end]);
     COMPARISONS.set(comparisons() + 1);
     count

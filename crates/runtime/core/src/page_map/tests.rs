@@ -89,9 +89,9 @@ proptest! {
                 kinds.extend((pages.start..pages.end).map(|_| kind));
             });
             let kind = |state: &State<u8>| match state {
-                State::Present => Kind::Present,
-                State::Empty => Kind::Empty,
-                State::Viewed(_) => Kind::Viewed,
+                State::Present => PageKind::Present,
+                State::Empty => PageKind::Empty,
+                State::Viewed(_) => PageKind::Viewed,
             };
             prop_assert!(kinds.into_iter().eq(model.iter().map(kind)));
             let mut views = 0;

@@ -75,7 +75,7 @@ impl Carriers {
     }
 
     /// Counts a buffer of the site that has carried data.
-    pub fn carried(&self, key: SiteKey) {
+    pub fn record_carried(&self, key: SiteKey) {
         let slot = self.find(key).or_else(|| {
             let claim = |slot: &usize| self.keys[*slot].compare_exchange(0, key.0, Relaxed, Relaxed).is_ok();
             Self::slots(key).find(claim)
@@ -89,7 +89,7 @@ impl Carriers {
     }
 
     /// Removes a site whose blocks hold no views.
-    pub fn leave(&self, key: SiteKey) {
+    pub fn remove(&self, key: SiteKey) {
         if let Some(slot) = self.find(key) {
             self.missing[slot].store(BUFFERS_BEFORE_RETURN, Relaxed);
         }
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn a_site_is_a_caller_and_a_power_of_two() {
         let carriers = Carriers::new();
-        carriers.carried(SiteKey::new(0x4000, 100_000));
+        carriers.record_carried(SiteKey::new(0x4000, 100_000));
         assert!(carriers.contains(SiteKey::new(0x4000, 65_536)));
         assert!(!carriers.contains(SiteKey::new(0x4000, 65_535)));
         assert!(!carriers.contains(SiteKey::new(0x4000, 131_072)));
@@ -114,13 +114,13 @@ mod tests {
     fn a_site_that_left_must_carry_much_before_it_returns() {
         let carriers = Carriers::new();
         let key = SiteKey::new(0x7fff_0000_1234, 1 << 20);
-        carriers.carried(key);
-        carriers.leave(key);
+        carriers.record_carried(key);
+        carriers.remove(key);
         for _ in 1..BUFFERS_BEFORE_RETURN {
-            carriers.carried(key);
+            carriers.record_carried(key);
         }
         assert!(!carriers.contains(key));
-        carriers.carried(key);
+        carriers.record_carried(key);
         assert!(carriers.contains(key));
     }
 
@@ -128,7 +128,7 @@ mod tests {
     fn a_full_table_leaves_further_sites_out() {
         let carriers = Carriers::new();
         let keys: Vec<_> = (1..4 * SITES).map(|site| SiteKey::new(site * 16, 40_000)).collect();
-        keys.iter().for_each(|key| carriers.carried(*key));
+        keys.iter().for_each(|key| carriers.record_carried(*key));
         let known = keys.iter().filter(|key| carriers.contains(**key)).count();
         assert!((SITES / 2..=SITES).contains(&known), "{known}");
         assert!(!carriers.contains(SiteKey::new(0xdead_0000, 40_000)));

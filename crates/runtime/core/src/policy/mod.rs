@@ -24,6 +24,6 @@ pub use carriers::{Carriers, SiteKey};
 pub use costs::{COPY_OVER_PAGES, Costs, SharedCosts};
 pub use placement::Placement;
 pub use sampling::Sampling;
-pub use sites::{Kind, Sites};
+pub use sites::{SiteKind, Sites};
 pub use touches::{Learned, Touches};
 pub use trials::Trials;

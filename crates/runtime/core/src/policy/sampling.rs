@@ -79,7 +79,7 @@ impl Sampling {
 
     /// Starts the site's next interval. Returns whether the call that is due may be sampled, given that the
     /// process has used `used_ns` of processor time.
-    pub fn settle(&self, site: SiteId, used_ns: i64) -> bool {
+    pub fn start_interval(&self, site: SiteId, used_ns: i64) -> bool {
         let site = self.slot(site);
         let is_affordable = self.spent_ns.load(Relaxed) <= used_ns / SHARE + ALLOWANCE_NS;
         let interval = match site.interval.load(Relaxed) {
@@ -113,7 +113,7 @@ mod tests {
         let (mut used_ns, mut sampled) = (0, 0);
         for _ in 0..calls {
             used_ns += call_ns;
-            if sampling.is_due(site) && sampling.settle(site, used_ns) {
+            if sampling.is_due(site) && sampling.start_interval(site, used_ns) {
                 sampling.spend(sample_ns);
                 used_ns += sample_ns;
                 sampled += 1;
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn the_first_call_is_sampled_and_short_programs_have_some() {
         let sampling = Sampling::new();
-        assert!(sampling.is_due(3) && sampling.settle(3, 0));
+        assert!(sampling.is_due(3) && sampling.start_interval(3, 0));
         let (sampled, _) = run(&Sampling::new(), 3, 100, 20_000, 10_000);
         assert!((8..40).contains(&sampled), "{sampled}");
     }
@@ -144,7 +144,7 @@ mod tests {
         let sampling = Sampling::new();
         let mut found = [0; 4];
         for call in 0..10_000 {
-            if sampling.is_due(7) && sampling.settle(7, i64::MAX / 2) {
+            if sampling.is_due(7) && sampling.start_interval(7, i64::MAX / 2) {
                 found[call % 4] += 1;
             }
         }

@@ -42,7 +42,7 @@ const LANE_INPUTS_STEP: u32 = 2;
 /// Kind of call made at a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Kind {
+pub enum SiteKind {
     /// memcpy, memmove and similar functions.
     Copy = 1,
     /// read, recv and similar functions.
@@ -51,7 +51,7 @@ pub enum Kind {
     Allocation = 3,
 }
 
-impl Kind {
+impl SiteKind {
     /// Returns the word used in tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -71,7 +71,7 @@ pub const fn size_class(len_bytes: usize) -> u32 {
 
 /// Part of uncopy's own work for a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum WorkPart {
     /// The call itself: a copy or an input.
     Call,
     /// Gathering an output of bytes that the site received.
@@ -130,7 +130,7 @@ impl Sites {
 
     /// Returns the slot of a site; `caller` is a return address in the program.
     #[must_use]
-    pub fn site(&self, kind: Kind, caller: usize, len_bytes: usize) -> SiteId {
+    pub fn site(&self, kind: SiteKind, caller: usize, len_bytes: usize) -> SiteId {
         let size = u64::from(size_class(len_bytes));
         let key = ((caller as u64) << 8) ^ (size << 2) ^ kind as u64;
         let hash = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
@@ -178,7 +178,7 @@ impl Sites {
     /// reservoir costs a fill of every page, whatever arrives. A client library whose buffer once grew to
     /// 32 MiB offers that much room for each answer of a few bytes.
     #[must_use]
-    pub fn fills(&self, site: SiteId, buffer_bytes: usize) -> bool {
+    pub fn is_likely_to_fill(&self, site: SiteId, buffer_bytes: usize) -> bool {
         let account = self.account(site);
         let recent_bytes = account.recent_bytes.load(Relaxed) as usize;
         if buffer_bytes <= LARGE_BUFFER_BYTES
@@ -230,7 +230,7 @@ impl Sites {
     /// Records the time of a share and returns its running median. The median hides costs of the first
     /// calls only, such as moving a new buffer's pages away. With the time of each call instead, an echo
     /// server of 256 KiB was switched off before it had used any buffer twice.
-    pub fn typical_ns(&self, site: SiteId, share: Share, took_ns: i64) -> i64 {
+    pub fn typical_ns(&self, site: SiteId, share: WorkPart, took_ns: i64) -> i64 {
         let typical = &self.account(site).typical_ns[share as usize];
         let took_ns = u32::try_from(took_ns.max(0)).unwrap_or(u32::MAX);
         let before_ns = typical.load(Relaxed);
@@ -287,7 +287,7 @@ impl Sites {
     /// Returns the balance in ns, the number of calls for which the site stays off, and how often it was
     /// switched off since it last won.
     #[must_use]
-    pub fn standing(&self, site: SiteId) -> (i64, u32, u32) {
+    pub fn snapshot(&self, site: SiteId) -> (i64, u32, u32) {
         let account = self.account(site);
         let field = |field: &AtomicU32| field.load(Relaxed);
         (account.balance_ns.load(Relaxed), field(&account.off_calls), field(&account.backoff))
@@ -302,24 +302,24 @@ mod tests {
     #[test]
     fn large_room_that_stays_empty_is_passed_over_and_tried_again() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Input, 0x1234, 32 << 20);
-        assert!(sites.fills(site, 32 << 20), "nothing is known yet");
+        let site = sites.site(SiteKind::Input, 0x1234, 32 << 20);
+        assert!(sites.is_likely_to_fill(site, 32 << 20), "nothing is known yet");
         sites.record_input(site, 16);
-        assert!(sites.fills(site, 64 << 10), "the reservoir has that much");
-        let tried = (0..2 * MAX_PASSED).filter(|_| sites.fills(site, 32 << 20)).count();
+        assert!(sites.is_likely_to_fill(site, 64 << 10), "the reservoir has that much");
+        let tried = (0..2 * MAX_PASSED).filter(|_| sites.is_likely_to_fill(site, 32 << 20)).count();
         assert_eq!(tried, 2);
         sites.record_input(site, 12 << 20);
-        assert!(sites.fills(site, 32 << 20));
+        assert!(sites.is_likely_to_fill(site, 32 << 20));
         for _ in 0..20 {
             sites.record_input(site, 16);
         }
-        assert!(!sites.fills(site, 32 << 20), "what came once fades");
+        assert!(!sites.is_likely_to_fill(site, 32 << 20), "what came once fades");
     }
 
     #[test]
     fn an_input_is_likely_to_bring_what_others_brought_lately() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Input, 0x1234, 3 << 20);
+        let site = sites.site(SiteKind::Input, 0x1234, 3 << 20);
         assert_eq!(sites.likely_bytes(site, 3 << 20), 3 << 20, "nothing is known");
         sites.record_input(site, 1 << 20);
         assert_eq!(sites.likely_bytes(site, 3 << 20), 1 << 20);
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn inputs_are_expected_to_leave_by_a_lane_for_a_while() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Input, 0x1234, 64 << 10);
+        let site = sites.site(SiteKind::Input, 0x1234, 64 << 10);
         let likely = || (0..100).filter(|_| sites.leaves_by_lane(site)).count();
         assert_eq!(likely(), 0);
         sites.record_leaving(site);
@@ -343,21 +343,21 @@ mod tests {
     #[test]
     fn the_running_median_ignores_first_calls_and_outliers() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Copy, 0x1234, 65536);
+        let site = sites.site(SiteKind::Copy, 0x1234, 65536);
         let after = |calls: &mut dyn Iterator<Item = i64>| {
-            calls.fold(0, |_, took_ns| sites.typical_ns(site, Share::Call, took_ns))
+            calls.fold(0, |_, took_ns| sites.typical_ns(site, WorkPart::Call, took_ns))
         };
         assert!(after(&mut [20_000; 5].into_iter()) < 250, "first calls");
         assert_eq!(after(&mut [150; 100].into_iter()), 150);
         let mixed = (0..2_000).map(|call| if call % 5 == 0 { 20_000 } else { 3_000 });
         assert!((2_500..=3_800).contains(&after(&mut mixed.into_iter())));
-        assert_eq!(sites.typical_ns(site, Share::Output, 10), 10, "each share by itself");
+        assert_eq!(sites.typical_ns(site, WorkPart::Output, 10), 10, "each share by itself");
     }
 
     #[test]
     fn a_site_that_loses_is_switched_off_for_ever_longer() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Copy, 0x1234, 65536);
+        let site = sites.site(SiteKind::Copy, 0x1234, 65536);
         let costs = SharedCosts::new();
         let mut allowed_in = [0u32; 4];
         for allowed in &mut allowed_in {
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn a_site_that_wins_stays_on_and_forgives_rare_touches() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Copy, 0x1234, 524_288);
+        let site = sites.site(SiteKind::Copy, 0x1234, 524_288);
         let costs = SharedCosts::new();
         for call in 0..10_000 {
             assert!(sites.allows(site, Policy::Auto));
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn the_rest_of_what_one_message_costs_does_not_put_the_next_probe_off() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Copy, 0x1234, 1 << 20);
+        let site = sites.site(SiteKind::Copy, 0x1234, 1 << 20);
         let switched_off = (0..128).filter(|_| sites.debit(site, 8_000)).count();
         assert_eq!(switched_off, 1);
         let calls = (0..1_000).take_while(|_| !sites.allows(site, Policy::Auto)).count();
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn a_site_that_starts_to_win_comes_back() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Input, 0x99, 1 << 20);
+        let site = sites.site(SiteKind::Input, 0x99, 1 << 20);
         while sites.allows(site, Policy::Auto) {
             sites.debit(site, 80_000);
         }
@@ -417,7 +417,7 @@ mod tests {
     #[test]
     fn a_site_that_wins_while_it_is_off_comes_back_at_once() {
         let sites = Sites::new();
-        let site = sites.site(Kind::Copy, 0x99, 1 << 20);
+        let site = sites.site(SiteKind::Copy, 0x99, 1 << 20);
         assert!(!sites.is_probed(site));
         while !sites.debit(site, 10_000) {}
         assert!(!sites.allows(site, Policy::Auto) && !sites.is_probed(site));
@@ -432,10 +432,10 @@ mod tests {
     #[test]
     fn sites_differ_by_caller_kind_and_size() {
         let sites = Sites::new();
-        let one = sites.site(Kind::Copy, 0x1000, 65536);
-        assert_eq!(one, sites.site(Kind::Copy, 0x1000, 70_000));
-        assert_ne!(one, sites.site(Kind::Copy, 0x1000, 200_000));
-        assert_ne!(one, sites.site(Kind::Copy, 0x1008, 65536));
-        assert_ne!(one, sites.site(Kind::Input, 0x1000, 65536));
+        let one = sites.site(SiteKind::Copy, 0x1000, 65536);
+        assert_eq!(one, sites.site(SiteKind::Copy, 0x1000, 70_000));
+        assert_ne!(one, sites.site(SiteKind::Copy, 0x1000, 200_000));
+        assert_ne!(one, sites.site(SiteKind::Copy, 0x1008, 65536));
+        assert_ne!(one, sites.site(SiteKind::Input, 0x1000, 65536));
     }
 }

@@ -1,7 +1,7 @@
 //! The accounts of copy and input sites: what eliding saved there, and what it cost. The ledger has
 //! allocation sites and the figures of `--explain` ([`crate::state::ledger`]).
 
-use crate::account::done::Done;
+use crate::account::plan_result::PlanResult;
 use crate::state::ledger::entry;
 use crate::state::policy::POLICY;
 use crate::state::recording;
@@ -38,7 +38,7 @@ pub fn debit(site: SiteId, ns: i64) {
 
 /// Enters the outcome of a call in the ledger.
 #[inline]
-pub fn elided(site: SiteId, done: &Done) {
+pub fn record_elision(site: SiteId, done: &PlanResult) {
     if let Some(entry) = entry(site) {
         entry.add(Field::Elided, u64::from(done.elided_bytes > 0));
         entry.add(Field::ElidedBytes, done.elided_bytes as u64);
@@ -50,10 +50,10 @@ pub fn elided(site: SiteId, done: &Done) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::state::ledger::{call, end, open, set_reason};
+    use crate::state::ledger::{end, open, record_call, set_reason};
     use std::os::unix::fs::OpenOptionsExt as _;
     use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC};
-    use uncopy_core::policy::Kind;
+    use uncopy_core::policy::SiteKind;
 
     #[test]
     fn sites_are_entered_with_the_file_and_the_offset_of_their_caller() {
@@ -63,13 +63,13 @@ mod tests {
         file.set_len(LEDGER_BYTES as u64).expect("room");
         std::os::unix::fs::FileExt::write_all_at(&file, &MAGIC, 0).expect("written");
         let path = std::ffi::CString::new(name.as_os_str().as_encoded_bytes()).expect("no NUL");
-        let site = POLICY.sites.site(Kind::Copy, 0x77, 1 << 20);
+        let site = POLICY.sites.site(SiteKind::Copy, 0x77, 1 << 20);
         assert!(entry(site).is_none());
         open(&path);
         std::fs::remove_file(&name).expect("removed");
         let caller = open as *const () as usize;
-        call(site, Kind::Copy, caller, 1 << 20);
-        call(site, Kind::Copy, caller, 1 << 20);
+        record_call(site, SiteKind::Copy, caller, 1 << 20);
+        record_call(site, SiteKind::Copy, caller, 1 << 20);
         credit(site, 5_000);
         debit(site, 1_000);
         set_reason("because");

@@ -2,6 +2,6 @@
 
 pub mod accounts;
 pub(crate) mod books;
-pub mod done;
+pub mod plan_result;
 pub mod sampling;
 pub(crate) mod work;

@@ -13,7 +13,7 @@
 //! and one recording may follow another. Rows, counts and costs of sampling are kept without a lock, because the
 //! handler thread enters there, too. The accounts by which sites are switched on and off stay unchanged meanwhile.
 
-use crate::account::done::Done;
+use crate::account::plan_result::PlanResult;
 use crate::arena::segment::Segment;
 use crate::state::policy::POLICY;
 use crate::state::recording::{self, ROW};
@@ -40,8 +40,8 @@ const COLD_PAGE_NS: i64 = 800;
 
 /// Reason why an input is not sampled; `None`: sample it.
 pub(crate) fn reject_reason(site: SiteId) -> Option<Field> {
-    let is_sampled = POLICY.is_set_to(Policy::Always)
-        || POLICY.sampling.is_over(site) && POLICY.sampling.settle(site, recording::elapsed_ns());
+    let is_sampled = POLICY.is_configured_as(Policy::Always)
+        || POLICY.sampling.is_over(site) && POLICY.sampling.start_interval(site, recording::elapsed_ns());
     (!is_sampled).then_some(Field::Off)
 }
 
@@ -60,11 +60,11 @@ fn generation() -> SiteId {
 /// Id of the calling stack while sampling is on.
 #[inline(always)]
 pub(crate) fn stack() -> Option<u32> {
-    recording::is_on().then(|| uncopy_record::id_of(Stack::here()))
+    recording::is_on().then(|| uncopy_record::stack_id(Stack::here()))
 }
 
 /// Site id for bytes that were copied, and are viewed only because their pages were absent.
-pub(crate) const fn copied(site: SiteId) -> SiteId {
+pub(crate) const fn copied_site(site: SiteId) -> SiteId {
     if recording::is_row(site) { NO_ROW } else { site }
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn contain_sampled(pieces: &[Piece<Segment>]) -> bool {
 }
 
 /// Enters the views of a sampled call.
-pub(crate) fn enter(site: SiteId, done: &Done) {
+pub(crate) fn enter(site: SiteId, done: &PlanResult) {
     if !recording::is_row(site) {
         return;
     }
@@ -94,7 +94,7 @@ pub(crate) fn enter(site: SiteId, done: &Done) {
 }
 
 /// Enters a touched page of a sampled view.
-pub(crate) fn touched(site: SiteId) {
+pub(crate) fn record_touch(site: SiteId) {
     if let Some(row) = row_of(site) {
         row.add(Tally { touched_bytes: PAGE_BYTES as u64, touched_pages: 1, faults: 1, ..Tally::default() });
     }

@@ -6,7 +6,7 @@ use crate::account::accounts;
 use crate::state::policy::POLICY;
 use crate::state::recording;
 use uncopy_core::page_map::SiteId;
-use uncopy_core::policy::sites::Share;
+use uncopy_core::policy::sites::WorkPart;
 use uncopy_sys::clock;
 
 /// Upper bound on one piece of work, ns: beyond this, another thread had the processor.
@@ -34,7 +34,7 @@ impl Work {
 
     /// Charges the typical time of such work to the site on whose behalf it was done.
     #[inline]
-    pub fn charge(self, site: SiteId, share: Share) {
+    pub fn charge(self, site: SiteId, share: WorkPart) {
         if let Some(took_ns) = self.took_ns() {
             accounts::debit(site, POLICY.sites.typical_ns(site, share, took_ns));
         }
@@ -45,6 +45,6 @@ impl Work {
 /// least `min_ns`.
 #[inline]
 pub fn call_ns(site: SiteId, took_ns: Option<i64>, known_ns: i64, min_ns: i64) -> i64 {
-    let typical_ns = took_ns.map(|ns| POLICY.sites.typical_ns(site, Share::Call, ns - known_ns));
+    let typical_ns = took_ns.map(|ns| POLICY.sites.typical_ns(site, WorkPart::Call, ns - known_ns));
     typical_ns.map_or(min_ns, |ns| ns.max(min_ns))
 }

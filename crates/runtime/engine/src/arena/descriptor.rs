@@ -8,14 +8,14 @@ use uncopy_sys::thread;
 use uncopy_sys::uffd::Uffd;
 
 /// A userfaultfd whose number may change, and which may be absent.
-pub struct Descriptor {
+pub struct UffdDescriptor {
     /// Number in the program's table; -1: there is no userfaultfd.
     program: AtomicI32,
     /// Number in the handler thread's own table; -1: the handler shares the program's table.
     handler: AtomicI32,
 }
 
-impl Descriptor {
+impl UffdDescriptor {
     uncopy_sys::constant! {
         /// A descriptor without a userfaultfd.
         pub const fn new() -> Self {
@@ -38,18 +38,18 @@ impl Descriptor {
     }
 
     /// Sets the number in the program's table; `None`: the descriptor is not in that table any more.
-    pub fn renumber(&self, uffd: Option<Uffd>) {
+    pub fn set_program_fd(&self, uffd: Option<Uffd>) {
         self.program.store(uffd.map_or(-1, Uffd::fd), Relaxed);
     }
 
     /// Sets the number in the own table of a handler thread that begins; `None`: it shares the program's.
-    pub fn isolate(&self, uffd: Option<Uffd>) {
+    pub fn set_handler_fd(&self, uffd: Option<Uffd>) {
         self.handler.store(uffd.map_or(-1, Uffd::fd), Relaxed);
     }
 
     /// Clears both numbers, in a forked child, which has neither userfaultfd nor handler.
     pub fn forget(&self) {
-        self.renumber(None);
-        self.isolate(None);
+        self.set_program_fd(None);
+        self.set_handler_fd(None);
     }
 }

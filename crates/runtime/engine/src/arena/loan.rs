@@ -61,7 +61,7 @@ impl Hull {
 }
 
 #[derive(Debug)]
-pub(crate) struct Sends {
+pub(crate) struct SendHistory {
     lent: Hull,
     sent: Hull,
     sent_bytes: AtomicUsize,
@@ -71,7 +71,7 @@ const fn touched(offset_bytes: usize, len_bytes: usize) -> SegmentPages {
     SegmentPages::new((offset_bytes / PAGE_BYTES) as u32, pages_up(offset_bytes + len_bytes))
 }
 
-impl Sends {
+impl SendHistory {
     pub(crate) fn new() -> Self {
         Self { lent: Hull::new(), sent: Hull::new(), sent_bytes: AtomicUsize::new(0) }
     }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn one_message_in_many_sends_counts_once() {
-        let sends = Sends::new();
+        let sends = SendHistory::new();
         let lead = 45;
         for step in 0..10 {
             let offset_bytes = lead + step * MESSAGE / 10;
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn lent_pages_only_grow_and_split_what_is_given_back() {
-        let sends = Sends::new();
+        let sends = SendHistory::new();
         assert!(sends.lent().is_empty());
         assert_eq!(sends.lend(5 * PAGE_BYTES + 1, PAGE_BYTES), 2);
         assert_eq!(sends.lend(5 * PAGE_BYTES, 10), 0);

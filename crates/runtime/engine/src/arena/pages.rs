@@ -8,7 +8,7 @@
 //!
 //! The reservoir is bounded, and shrinks by the pages that have not been needed for a while (`upkeep`).
 
-use crate::arena::descriptor::Descriptor;
+use crate::arena::descriptor::UffdDescriptor;
 use crate::state::policy::POLICY;
 use crate::state::{bell, counters, limits};
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES};
@@ -20,14 +20,14 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
 use uncopy_sys::presence::is_outside;
-use uncopy_sys::sync::Apart;
+use uncopy_sys::sync::CachePadded;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_sys::uffd::{self, Uffd};
 
 /// Addresses reserved where no limit applies, bytes.
 const RESERVED_BYTES: usize = 1 << 38;
 /// Smallest useful reservation, bytes.
-const MIN_BYTES: usize = 64 << 20;
+const MIN_RESERVATION_BYTES: usize = 64 << 20;
 /// Pages committed and registered at a time.
 const STEP_PAGES: u32 = 4096;
 /// Length of the zeroes that `UFFDIO_COPY` reads from, bytes.
@@ -68,7 +68,7 @@ impl Inner {
 }
 
 /// Present pages that only the caller uses.
-pub struct Resident {
+pub struct ResidentPages {
     /// Pages, by arena index.
     pub pages: ArenaPages,
     /// Cost of making the pages present, ns.
@@ -77,16 +77,16 @@ pub struct Resident {
 
 /// The arena of a process.
 pub struct Arena {
-    inner: Apart<Guarded<Inner>>,
+    inner: CachePadded<Guarded<Inner>>,
     base: AtomicUsize,
     len_bytes: AtomicUsize,
     zeroes: AtomicUsize,
-    descriptor: Descriptor,
+    descriptor: UffdDescriptor,
 }
 
 uncopy_sys::statics! {
     /// The arena of this process.
-    pub static ARENA: Apart<Arena> = Apart(Arena::new());
+    pub static ARENA: CachePadded<Arena> = CachePadded(Arena::new());
 }
 
 impl Default for Arena {
@@ -109,11 +109,11 @@ impl Arena {
                 min_resident: 0,
             };
             Self {
-                inner: Apart(Guarded::new(inner)),
+                inner: CachePadded(Guarded::new(inner)),
                 base: AtomicUsize::new(0),
                 len_bytes: AtomicUsize::new(0),
                 zeroes: AtomicUsize::new(0),
-                descriptor: Descriptor::new(),
+                descriptor: UffdDescriptor::new(),
             }
         }
     }
@@ -127,7 +127,7 @@ impl Arena {
     }
 
     /// The descriptor of the main userfaultfd.
-    pub const fn descriptor(&self) -> &Descriptor {
+    pub const fn descriptor(&self) -> &UffdDescriptor {
         &self.descriptor
     }
 
@@ -149,7 +149,7 @@ impl Arena {
         let reservation = loop {
             match Reservation::new(len_bytes) {
                 Ok(reservation) => break reservation,
-                Err(errno) if len_bytes / 4 < MIN_BYTES => return Err(errno),
+                Err(errno) if len_bytes / 4 < MIN_RESERVATION_BYTES => return Err(errno),
                 Err(_) => len_bytes = len_bytes / 4 / PAGE_BYTES * PAGE_BYTES,
             }
         };
@@ -312,14 +312,14 @@ impl Arena {
     ///
     /// # Errors
     /// ENOMEM; no page is taken then.
-    pub fn take_resident(&self, pages: u32) -> Result<Resident, Errno> {
+    pub fn take_resident(&self, pages: u32) -> Result<ResidentPages, Errno> {
         let mut pieces: [ArenaPages; 8] = [ArenaPages::new(0, 0); 8];
         let mut count = 0;
         let (range, hole) = {
             let inner = &mut *self.inner.lock();
             if let Some(found) = inner.resident.take(pages) {
                 inner.took_resident(found);
-                return Ok(Resident { pages: found, cost_ns: 0 });
+                return Ok(ResidentPages { pages: found, cost_ns: 0 });
             }
             let (range, hole) = match Self::grow_resident(inner, pages) {
                 Some(grown) => grown,
@@ -330,7 +330,7 @@ impl Arena {
             };
             let mut missing = hole.len();
             while missing > 0
-                && uffd::moves()
+                && uffd::can_move_pages()
                 && count < pieces.len()
                 && inner.resident.longest() >= GATHER_PAGES.min(missing)
             {
@@ -362,7 +362,7 @@ impl Arena {
             let rest = ArenaPages::new(filled, hole.end);
             let (done_bytes, errno) =
                 match self.fill_zeroes(self.uffd(), self.address(rest.start), rest.len_bytes()) {
-                    Ok(()) => return Ok(Resident { pages: range, cost_ns }),
+                    Ok(()) => return Ok(ResidentPages { pages: range, cost_ns }),
                     Err(stopped) => stopped,
                 };
             let present = rest.start + (done_bytes / PAGE_BYTES) as u32;

@@ -1,24 +1,24 @@
 //! Segments: reference-counted runs of the arena, filled once and immutable from then on.
 //!
 //! A message often arrives in several pieces that the program receives back to back into one buffer. The
-//! pieces are received back to back into one segment ([`Open`]), so that the buffer is one view and not
+//! pieces are received back to back into one segment ([`OpenEnd`]), so that the buffer is one view and not
 //! several with seams between them.
 //!
 //! `references = views + calls in progress + open ends`. When the last reference goes, the pages go back to
 //! the reservoir, except those that were lent to the kernel (`loan`). Pages that no view needs any more may
 //! be released earlier ([`Segment::release_all_but`]).
 //!
-//! A segment may also lie in memory that other processes share ([`Shared`]). Such a segment has no pages of
-//! the arena; its keeper is dropped with the last reference.
+//! A segment may also lie in memory that other processes share ([`SharedBytes`]). Such a segment has no pages of
+//! the arena; its owner is dropped with the last reference.
 
-use crate::arena::loan::{Sends, split};
-use crate::arena::pages::{ARENA, Resident};
+use crate::arena::loan::{SendHistory, split};
+use crate::arena::pages::{ARENA, ResidentPages};
 use crate::state::{counters, limits};
 use core::any::Any;
 use smallvec::SmallVec;
 use std::sync::OnceLock;
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, SegmentPages, pages_up};
-use uncopy_core::bounds::Kept;
+use uncopy_core::bounds::NeededPages;
 use uncopy_core::page_map::SiteId;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
@@ -34,7 +34,7 @@ pub struct Draft {
     cost_ns: i64,
     /// Pages before `end` that the run has given up, in the order in which they went.
     holes: UnsafeCell<Vec<ArenaPages>>,
-    sends: Sends,
+    sends: SendHistory,
 }
 
 // SAFETY: `holes` is accessed only with exclusive access to the run (`&mut`, or in `drop`), and by
@@ -51,10 +51,10 @@ impl Draft {
         if uncopy_sys::alloc::is_low() || !limits::admits(wanted as usize * PAGE_BYTES) {
             return Err(Errno::ENOMEM);
         }
-        let Resident { pages, cost_ns } = ARENA.take_resident(wanted)?;
-        counters::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
+        let ResidentPages { pages, cost_ns } = ARENA.take_resident(wanted)?;
+        counters::add_with_peak(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
         let (end, holes) = (AtomicU32::new(pages.end), UnsafeCell::new(Vec::new()));
-        Ok(Self { pages, cost_ns, end, holes, sends: Sends::new() })
+        Ok(Self { pages, cost_ns, end, holes, sends: SendHistory::new() })
     }
 
     /// Address of the first byte.
@@ -94,7 +94,7 @@ impl Draft {
     }
 
     /// Records that pages were moved out and are absent.
-    pub fn moved_out(&mut self, pages: SegmentPages) {
+    pub fn record_moved_out(&mut self, pages: SegmentPages) {
         if !pages.is_empty() {
             let hole = self.pages.of_segment(pages);
             counters::subtract(Counter::SegmentsBytes, hole.len_bytes());
@@ -134,29 +134,29 @@ impl Drop for Draft {
 }
 
 /// Bytes in memory that other processes share.
-pub struct Shared {
+pub struct SharedBytes {
     address: usize,
     len_bytes: usize,
-    keeper: Keeper,
+    owner: SharedOwner,
 }
 
 /// Owner of shared bytes, which stay unchanged until it is dropped with the last reference to their segment.
-pub type Keeper = Box<dyn Any + Send + Sync>;
+pub type SharedOwner = Box<dyn Any + Send + Sync>;
 
 uncopy_sys::statics! {
     /// Number of segments in shared memory.
     static SHARED: AtomicUsize = AtomicUsize::new(0);
 }
 
-impl Shared {
+impl SharedBytes {
     /// Describes `len_bytes` bytes at `address`.
     ///
     /// # Safety
-    /// The bytes must be readable and unchanged until `keeper` is dropped, by whichever thread.
+    /// The bytes must be readable and unchanged until `owner` is dropped, by whichever thread.
     #[must_use]
-    pub unsafe fn new(address: usize, len_bytes: usize, keeper: Keeper) -> Self {
+    pub unsafe fn new(address: usize, len_bytes: usize, owner: SharedOwner) -> Self {
         SHARED.fetch_add(1, Relaxed);
-        Self { address, len_bytes, keeper }
+        Self { address, len_bytes, owner }
     }
 
     /// Turns the shared bytes into a segment.
@@ -173,8 +173,8 @@ impl Shared {
 
     /// The owner of the shared bytes.
     #[must_use]
-    pub fn keeper(&self) -> &(dyn Any + Send + Sync) {
-        &*self.keeper
+    pub fn owner(&self) -> &(dyn Any + Send + Sync) {
+        &*self.owner
     }
 
     /// Returns the number of segments in shared memory.
@@ -189,32 +189,35 @@ pub trait SharedDraft: Send {
     /// Address of the first byte.
     fn address(&self) -> usize;
     /// Freezes the first `len_bytes` bytes, which an input filled, and gives the rest back.
-    fn freeze(self: Box<Self>, len_bytes: usize) -> Shared;
+    fn freeze(self: Box<Self>, len_bytes: usize) -> SharedBytes;
 }
 
 /// Allocator of shared memory for `len_bytes` bytes; returns `None` if there is none now.
-pub type Sharer = fn(usize) -> Option<Box<dyn SharedDraft>>;
+pub type SharedAllocator = fn(usize) -> Option<Box<dyn SharedDraft>>;
 
-static SHARER: OnceLock<Sharer> = OnceLock::new();
+static SHARED_ALLOCATOR: OnceLock<SharedAllocator> = OnceLock::new();
 
 /// Sets the allocator for inputs whose bytes are likely to go to other processes.
-pub fn share_by(sharer: Sharer) {
-    let _ = SHARER.set(sharer);
+pub fn set_shared_allocator(allocator: SharedAllocator) {
+    let _ = SHARED_ALLOCATOR.set(allocator);
 }
 
 /// Takes shared memory for `len_bytes` bytes.
 #[must_use]
-pub fn take_shared(len_bytes: usize) -> Option<Box<dyn SharedDraft>> {
-    SHARER.get().and_then(|take| take(len_bytes))
+pub fn allocate_shared(len_bytes: usize) -> Option<Box<dyn SharedDraft>> {
+    SHARED_ALLOCATOR.get().and_then(|take| take(len_bytes))
 }
 
-impl core::fmt::Debug for Shared {
+impl core::fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Shared").field("address", &self.address).field("len_bytes", &self.len_bytes).finish()
+        f.debug_struct("SharedBytes")
+            .field("address", &self.address)
+            .field("len_bytes", &self.len_bytes)
+            .finish()
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedBytes {
     fn drop(&mut self) {
         SHARED.fetch_sub(1, Relaxed);
     }
@@ -223,7 +226,7 @@ impl Drop for Shared {
 #[derive(Debug)]
 enum Memory {
     Own(Draft),
-    Shared(Shared),
+    Shared(SharedBytes),
 }
 
 #[derive(Debug)]
@@ -231,7 +234,7 @@ struct Frozen {
     memory: Memory,
     site: SiteId,
     /// Round of upkeep in which the segment was filled or last used.
-    used_at: AtomicU32,
+    last_used_round: AtomicU32,
 }
 
 /// A reference to a segment.
@@ -246,7 +249,7 @@ impl PartialEq for Segment {
 
 impl Segment {
     fn new(memory: Memory, site: SiteId) -> Self {
-        Self(Arc::new(Frozen { memory, site, used_at: AtomicU32::new(limits::round()) }))
+        Self(Arc::new(Frozen { memory, site, last_used_round: AtomicU32::new(limits::round()) }))
     }
 
     /// The run of the arena; `None`: the segment lies in shared memory.
@@ -259,7 +262,7 @@ impl Segment {
 
     /// The segment's shared memory; `None`: the segment lies in the arena.
     #[must_use]
-    pub fn shared(&self) -> Option<&Shared> {
+    pub fn shared(&self) -> Option<&SharedBytes> {
         match &self.0.memory {
             Memory::Own(_) => None,
             Memory::Shared(shared) => Some(shared),
@@ -294,15 +297,15 @@ impl Segment {
     #[inline]
     pub fn touch(&self) {
         let round = limits::round();
-        if self.0.used_at.load(Relaxed) != round {
-            self.0.used_at.store(round, Relaxed);
+        if self.0.last_used_round.load(Relaxed) != round {
+            self.0.last_used_round.store(round, Relaxed);
         }
     }
 
     /// Round of upkeep in which the segment was last used.
     #[must_use]
-    pub fn used_at(&self) -> u32 {
-        self.0.used_at.load(Relaxed)
+    pub fn last_used_round(&self) -> u32 {
+        self.0.last_used_round.load(Relaxed)
     }
 
     /// Returns the number of references. Reads through dropped references happen before the return.
@@ -314,7 +317,7 @@ impl Segment {
     }
 
     /// Records a part that was sent.
-    pub fn count_sent(&self, offset_bytes: usize, len_bytes: usize) {
+    pub fn record_sent(&self, offset_bytes: usize, len_bytes: usize) {
         if let Some(draft) = self.draft() {
             draft.sends.count(offset_bytes, len_bytes);
         }
@@ -340,7 +343,7 @@ impl Segment {
     /// Every view of the segment must lie in kept pages, and the caller must hold the locks of all blocks
     /// with such views. The caller's own reference must be the only other one. blocks that have one; there
     /// must be no other reference but the caller's own.
-    pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(ArenaPages, bool)) {
+    pub unsafe fn release_all_but(&self, kept: &NeededPages, mut gone: impl FnMut(ArenaPages, bool)) {
         let Some(draft) = self.draft() else { return };
         // SAFETY: access to `holes` needs a reference. The caller has the only one besides those of views,
         // whose blocks it has locked.
@@ -390,7 +393,7 @@ impl Segment {
     }
 
     /// The draft, if this is the only reference and no page is lent: the pages may then be moved out.
-    pub fn sole(&mut self) -> Option<&mut Draft> {
+    pub fn as_unique_draft(&mut self) -> Option<&mut Draft> {
         match &mut Arc::get_mut(&mut self.0)?.memory {
             Memory::Own(draft) if draft.sends.lent().is_empty() => Some(draft),
             Memory::Own(_) | Memory::Shared(_) => None,
@@ -413,7 +416,7 @@ uncopy_sys::statics! {
 /// A segment with room behind its filled bytes, for an input that continues where the last one ended. Kept
 /// with the block that received the last input.
 #[derive(Debug)]
-pub struct Open {
+pub struct OpenEnd {
     /// The segment with room at its end.
     pub segment: Segment,
     /// Length of the filled part, bytes.
@@ -422,7 +425,7 @@ pub struct Open {
     pub next_address: usize,
 }
 
-impl Open {
+impl OpenEnd {
     /// Whether an input of `len_bytes` at `address` continues here.
     #[must_use]
     pub fn continues(&self, address: usize, len_bytes: usize) -> bool {

@@ -5,7 +5,7 @@ use crate::account::{books, sampling};
 use crate::arena::segment::Segment;
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
-use crate::range::carrying;
+use crate::range::carriers;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::{Allocation, HEAP};
@@ -20,7 +20,7 @@ use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId};
 use uncopy_core::plan::{Piece, Pieces, Steps, elided_bytes, plan, with_touched};
-use uncopy_core::policy::Kind;
+use uncopy_core::policy::SiteKind;
 use uncopy_core::policy::sites::CLAIM_NS;
 use uncopy_core::policy::trials::catalogue::ELISION;
 use uncopy_core::recording::Call;
@@ -39,7 +39,7 @@ const MIN_PAGES: u32 = 1;
 /// # Safety
 /// As for memmove.
 pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: usize) -> bool {
-    carrying::copied(destination, source, len_bytes);
+    carriers::record_copy(destination, source, len_bytes);
     if !gate::has_registered() {
         books::enter_bypass(caller, len_bytes, Field::Plain);
         return false;
@@ -51,7 +51,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
         return false;
     }
     // Checked before the larger stack frames below are entered.
-    if !stack_room::is_left(stack_room::FOR_ONE) {
+    if !stack_room::is_available(stack_room::FOR_COPY_BYTES) {
         return false;
     }
     // SAFETY: the caller promises the requirements of memmove, which `copy_found` has, too.
@@ -69,7 +69,7 @@ unsafe fn copy_found(
 ) -> bool {
     HEAP.make_stack_plain();
     let Some(section) = Section::enter() else { return false };
-    release::release_if_low();
+    release::release_if_memory_low();
     if !STATE.is_active() {
         return false;
     }
@@ -136,7 +136,7 @@ fn reject_reason(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>])
 
 /// Whether eliding is left out because it does not pay, not only for a trial's slice.
 fn is_left_out_permanently() -> bool {
-    POLICY.mode() == Policy::Auto && POLICY.leaves_eliding_out() && uncopy_trials::is_a_loss(ELISION)
+    POLICY.mode() == Policy::Auto && POLICY.trial_disables_eliding() && uncopy_trials::is_a_loss(ELISION)
 }
 
 /// Whether the reason will hold the next time as well: then see [`place_views`]. For a copy of plain pages only,
@@ -170,7 +170,7 @@ fn claim(
     len_bytes: usize,
     caller: usize,
 ) -> Option<(BlockRef, ByteRange)> {
-    if !FOREIGN.is_on() || carrying::will_be_replaced(destination) {
+    if !FOREIGN.is_on() || carriers::will_be_replaced(destination) {
         return None;
     }
     let pays = match POLICY.mode() {
@@ -180,7 +180,7 @@ fn claim(
         Policy::Auto => {
             POLICY.costs.copy_ns(len_bytes) > POLICY.costs.track_ns()
                 && POLICY.elides()
-                && POLICY.sites.allows(POLICY.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
+                && POLICY.sites.allows(POLICY.sites.site(SiteKind::Copy, caller, len_bytes), Policy::Auto)
         }
     };
     // Claiming opens a file, which a cancelled thread must not do in a section that holds locks.
@@ -220,7 +220,7 @@ unsafe fn gather(
     drop(locked);
     drop(dropped);
     // No lock is held, since the destination may fault. The pieces keep the segments alive.
-    section.leave_for(|| {
+    section.run_outside(|| {
         let all = Source { start: range.start, pieces: &pieces, plain: source };
         // SAFETY: memmove's caller promises that source and destination are valid for the length.
         unsafe { all.fetch(range, destination) };
@@ -255,7 +255,7 @@ fn decide(pieces: &Pieces<Segment>, to_range: ByteRange, site: SiteId) -> (Steps
     let mut steps = plan(to_range.start, pieces, MIN_PAGES);
     let mut elidable_bytes = elided_bytes(&steps);
     if elidable_bytes > 0 {
-        steps = with_touched(steps, to_range.touched_pages(), POLICY.to_copy(site));
+        steps = with_touched(steps, to_range.touched_pages(), POLICY.pages_to_copy(site));
         elidable_bytes = elided_bytes(&steps);
     }
     (steps, elidable_bytes)
@@ -300,8 +300,8 @@ unsafe fn between(section: &Section, ends: &Ends, caller: usize, stack: Option<u
         return false;
     }
     let len_bytes = from_range.len();
-    let mut site = POLICY.sites.site(Kind::Copy, caller, len_bytes);
-    ledger::call(site, Kind::Copy, caller, len_bytes);
+    let mut site = POLICY.sites.site(SiteKind::Copy, caller, len_bytes);
+    ledger::record_call(site, SiteKind::Copy, caller, len_bytes);
     let mut dropped = Dropped::new();
     let (mut from_locked, mut to_locked) = lock_both(from, to);
     let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
@@ -315,7 +315,7 @@ unsafe fn between(section: &Section, ends: &Ends, caller: usize, stack: Option<u
         .filter(|_| !must_elide)
         .or_else(|| to_locked.register().is_err().then_some(Field::Refused));
     if let Some(why_not) = why_not {
-        ledger::refused(site, why_not);
+        ledger::record_refusal(site, why_not);
         recording::spend(POLICY.costs.track_ns());
         let all_plain = pieces.iter().all(is_plain);
         let locked = (from_locked.as_mut(), &mut to_locked);
@@ -325,7 +325,7 @@ unsafe fn between(section: &Section, ends: &Ends, caller: usize, stack: Option<u
         if all_plain || overlaps {
             return false;
         }
-        section.leave_for(|| {
+        section.run_outside(|| {
             let all = Source { start: from_range.start, pieces: &pieces, plain: source };
             // SAFETY: memmove's caller promises that both ends are valid; no lock is held.
             unsafe { all.fetch(from_range, destination) };
@@ -348,7 +348,7 @@ unsafe fn between(section: &Section, ends: &Ends, caller: usize, stack: Option<u
     // SAFETY: memmove's caller promises that both ends are valid; both blocks are locked and the destination is
     // registered. Plain bytes of the source are copied, never viewed, so the steps hold for the staged pieces, too.
     let done = unsafe { apply(&mut to_locked, &all, &steps, site, &mut dropped) };
-    to_locked.at.note_buffer(site, to_range.touched_pages());
+    to_locked.at.set_last_buffer(site, to_range.touched_pages());
     from.block.forget_copies();
     drop((from_locked, to_locked));
     // SAFETY: memmove's caller promises that both ends are valid; no lock is held.

@@ -31,14 +31,14 @@ pub(crate) type RedirectedParts = SmallVec<[(usize, Redirected); 2]>;
 pub(crate) type Segments = SmallVec<[Segment; 16]>;
 
 /// Resources of a call.
-pub(crate) enum Held {
+pub(crate) enum CallResources {
     /// Segments that an input is received into.
     Input(RedirectedParts),
     /// Segments that an output is sent from.
     Output(Segments),
 }
 
-impl Held {
+impl CallResources {
     fn give_back(self) {
         match self {
             Self::Input(parts) => parts.into_iter().for_each(|(_, part)| part.give_back()),
@@ -56,7 +56,7 @@ struct Record {
     value: usize,
     previous: *mut Record,
     next: *mut Record,
-    held: Held,
+    held: CallResources,
 }
 
 /// Number of lists; the threads of a model share one.
@@ -110,7 +110,7 @@ pub(crate) struct InProgress {
 }
 
 impl InProgress {
-    pub(crate) fn new(held: Held) -> Self {
+    pub(crate) fn new(held: CallResources) -> Self {
         let thread = thread_id();
         let (previous, next) = (null_mut(), null_mut());
         let record = Record { thread, list: own_list(), mark: 0, value: 0, previous, next, held };
@@ -120,7 +120,7 @@ impl InProgress {
     /// Runs `call`, during which the thread may jump away.
     pub(crate) fn run<T>(&self, call: impl FnOnce() -> T) -> T {
         if !WATCHED.with(|watched| watched.replace(true)) {
-            thread::watch_end(end_of_thread);
+            thread::on_thread_end(end_of_thread);
         }
         let calls = CALLS.with(|calls| calls.replace(calls.get() + 1));
         let value = ((thread::number() as usize) << 40 | calls).wrapping_mul(MARK_STEP) | 1;
@@ -158,19 +158,19 @@ impl InProgress {
 
     /// Ends a call whose thread could not enter the engine again ([`presence::is_outside`]). `inspect` sees
     /// the resources, which are given back later.
-    pub(crate) fn leave(self, inspect: impl FnOnce(&Held)) {
+    pub(crate) fn end_outside_engine(self, inspect: impl FnOnce(&CallResources)) {
         // SAFETY: the record is in the list and alive: only this thread, or a child, takes it out.
         inspect(unsafe { &(*self.record).held });
         core::mem::forget(self);
     }
 
     /// Inspects the resources before the call is made, or after the thread has entered the engine again.
-    pub(crate) fn inspect<T>(&self, inspect: impl FnOnce(&Held) -> T) -> T {
+    pub(crate) fn inspect<T>(&self, inspect: impl FnOnce(&CallResources) -> T) -> T {
         // SAFETY: the record was made by `new`, is not in the list, and is used by this call alone.
         inspect(unsafe { &(*self.record).held })
     }
 
-    pub(crate) fn take(self) -> Held {
+    pub(crate) fn take(self) -> CallResources {
         // SAFETY: the record came from `Box::into_raw` and is not in the list; `self` is forgotten below,
         // so it is freed once.
         let record = unsafe { Box::from_raw(self.record) };

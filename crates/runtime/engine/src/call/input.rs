@@ -2,12 +2,12 @@
 
 use crate::account::work::{Work, call_ns};
 use crate::account::{accounts, books, sampling};
-use crate::arena::segment::{Draft, Open, Segment, take_shared};
-use crate::call::in_flight::{Held, InProgress, RedirectedParts};
+use crate::arena::segment::{Draft, OpenEnd, Segment, allocate_shared};
+use crate::call::in_flight::{CallResources, InProgress, RedirectedParts};
 use crate::call::redirected::{Redirected, Target};
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
-use crate::range::carrying;
+use crate::range::carriers;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
@@ -15,13 +15,13 @@ use crate::range::page_in::prepare_overwrite;
 use crate::service::{activation, release};
 use crate::state::gate::is_in_heap;
 use crate::state::policy::POLICY;
-use crate::state::{counters, early, gate, ledger, recording};
+use crate::state::{counters, gate, ledger, recording, warmup};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, SegmentPages};
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
 use uncopy_core::plan::{Piece, plan, with_touched};
-use uncopy_core::policy::Kind;
+use uncopy_core::policy::SiteKind;
 use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
@@ -38,18 +38,18 @@ pub(super) const MAX_PART_BYTES: usize = 64 << 20;
 
 /// Outcome of a receive.
 #[derive(Clone, Copy, Debug)]
-pub struct Arrival {
+pub struct ReceiveResult {
     /// Return value of libc's function.
     pub result: isize,
     /// Whether the engine handled the call.
-    pub is_engines: bool,
+    pub handled_by_engine: bool,
 }
 
-impl Arrival {
+impl ReceiveResult {
     /// A receive that the engine did not handle.
     #[must_use]
-    pub const fn plainly(result: isize) -> Self {
-        Self { result, is_engines: false }
+    pub const fn passthrough(result: isize) -> Self {
+        Self { result, handled_by_engine: false }
     }
 }
 
@@ -58,7 +58,7 @@ type Ranges = smallvec::SmallVec<[ByteRange; 4]>;
 /// Whether an input into these parts may be elided: cheap, takes no lock.
 #[must_use]
 pub fn is_candidate(parts: &[Part]) -> bool {
-    let min_bytes = gate::min_size_bytes();
+    let min_bytes = gate::min_engine_bytes();
     parts.len() <= MAX_PARTS
         && parts
             .iter()
@@ -67,12 +67,12 @@ pub fn is_candidate(parts: &[Part]) -> bool {
 
 /// Whether an input into these parts is sampled, or goes where pages are absent. To be asked once for each call.
 fn may_be_sampled(parts: &[Part], caller: usize) -> bool {
-    if POLICY.is_set_to(Policy::Always) {
+    if POLICY.is_configured_as(Policy::Always) {
         return true;
     }
-    let min_bytes = gate::min_size_bytes();
+    let min_bytes = gate::min_engine_bytes();
     parts.iter().filter(|part| part.len_bytes >= min_bytes).fold(false, |is_affected, part| {
-        let site = POLICY.sites.site(Kind::Input, caller, part.len_bytes);
+        let site = POLICY.sites.site(SiteKind::Input, caller, part.len_bytes);
         let is_due = POLICY.sampling.is_due(site);
         is_affected | is_due | directory::find(part.address).is_some_and(|at| at.may_have_absent_pages())
     })
@@ -92,12 +92,18 @@ impl<'a> Input<'a> {
     /// Redirects the eligible ones of `parts`, in place. `None`: make the call unchanged.
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
-        if early::is_early() || recording::is_on() && !may_be_sampled(parts, caller) || needs_no_engine(parts)
+        if warmup::is_warming_up()
+            || recording::is_on() && !may_be_sampled(parts, caller)
+            || needs_no_engine(parts)
         {
             return None;
         }
         // Checked before the larger stack frames below are entered.
-        if stack_room::is_left(stack_room::FOR_ONE) { Self::redirect(parts, caller) } else { None }
+        if stack_room::is_available(stack_room::FOR_COPY_BYTES) {
+            Self::redirect(parts, caller)
+        } else {
+            None
+        }
     }
 
     #[inline(never)]
@@ -105,16 +111,16 @@ impl<'a> Input<'a> {
         HEAP.make_stack_plain();
         let work = Work::begin();
         let section = Section::enter()?;
-        release::release_if_low();
+        release::release_if_memory_low();
         let mut redirected = RedirectedParts::new();
         for (index, part) in parts.iter_mut().enumerate() {
-            if part.len_bytes < gate::min_size_bytes() || part.len_bytes > MAX_PART_BYTES {
+            if part.len_bytes < gate::min_engine_bytes() || part.len_bytes > MAX_PART_BYTES {
                 continue;
             }
             let Some(examined) = Examined::new(part, caller) else { continue };
             let plan = examined.decide();
             if let Some(why_not) = plan.why_not() {
-                ledger::refused(examined.site, why_not);
+                ledger::record_refusal(examined.site, why_not);
             }
             if matches!(plan, Plan::Leave(_)) {
                 continue;
@@ -132,7 +138,7 @@ impl<'a> Input<'a> {
             return None;
         }
         let begun_ns = work.took_ns().map(|ns| ns / redirected.len() as i64);
-        let progress = InProgress::new(Held::Input(redirected));
+        let progress = InProgress::new(CallResources::Input(redirected));
         Some(Self { section, parts, progress, begun_ns })
     }
 
@@ -144,7 +150,7 @@ impl<'a> Input<'a> {
 
     /// Runs the program's system call, outside the critical section.
     pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
-        self.progress.run(|| self.section.leave_for(|| call(self.parts)))
+        self.progress.run(|| self.section.run_outside(|| call(self.parts)))
     }
 
     /// Distributes the bytes that arrived to the program's buffers. `got_bytes`: their number, in order of
@@ -158,10 +164,10 @@ impl<'a> Input<'a> {
     pub fn finish_messages(self, messages: &[(usize, usize)]) {
         let Self { section, parts, progress, begun_ns } = self;
         if section.is_outside() {
-            progress.leave(|held| put_in_buffers(&section, held, parts, messages));
+            progress.end_outside_engine(|held| put_in_buffers(&section, held, parts, messages));
             return;
         }
-        let Held::Input(redirected) = progress.take() else { return };
+        let CallResources::Input(redirected) = progress.take() else { return };
         let mut redirected = redirected.into_iter().peekable();
         for (index, len_bytes) in arrivals(parts, messages) {
             if let Some((_, target)) = redirected.next_if(|(at, _)| *at == index) {
@@ -180,7 +186,7 @@ struct Examined {
     /// Reason why no input of this site and size is to become a view; `None`: it may.
     why_not: Option<Field>,
     /// Open end of a view that the input continues.
-    open: Option<Open>,
+    open: Option<OpenEnd>,
     /// Whether pages that the input is likely to fill are absent.
     is_absent: bool,
     /// Whether inputs of this site usually fill their buffers.
@@ -225,23 +231,23 @@ const fn decide(why_not: Option<Field>, continues_view: bool, is_absent: bool, f
 impl Examined {
     /// Examines the buffer of a part. `None`: received in place, with the reason entered in the ledger.
     fn new(part: &Part, caller: usize) -> Option<Self> {
-        let account = POLICY.sites.site(Kind::Input, caller, part.len_bytes);
+        let account = POLICY.sites.site(SiteKind::Input, caller, part.len_bytes);
         let mut site = account;
-        ledger::call(site, Kind::Input, caller, part.len_bytes);
+        ledger::record_call(site, SiteKind::Input, caller, part.len_bytes);
         let why_not = reject_reason(site, POLICY.costs.copy_ns(part.len_bytes));
         let found =
             directory::find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
         let claimed = match found {
-            None if why_not.is_none() && carrying::may_claim(caller) => claim(site, part),
+            None if why_not.is_none() && carriers::may_claim(caller) => claim(site, part),
             found => found,
         };
         let Some((at, range)) = claimed else {
-            ledger::refused(site, why_not.unwrap_or(Field::Refused));
+            ledger::record_refusal(site, why_not.unwrap_or(Field::Refused));
             return None;
         };
         if at.block.has(Flag::DISOWNED) {
             // The program has changed the mapping, so the memory may not be writable.
-            ledger::refused(site, Field::Refused);
+            ledger::record_refusal(site, Field::Refused);
             return None;
         }
         let likely_bytes = POLICY.sites.likely_bytes(account, part.len_bytes);
@@ -253,7 +259,7 @@ impl Examined {
         }
         // `fills` counts how often it is asked.
         let is_asked = open.is_none() && (why_not.is_none() || is_absent);
-        let fills = !is_asked || POLICY.sites.fills(account, part.len_bytes);
+        let fills = !is_asked || POLICY.sites.is_likely_to_fill(account, part.len_bytes);
         Some(Self { at, range, site, account, why_not, open, is_absent, fills })
     }
 
@@ -271,11 +277,11 @@ impl Examined {
             let lead_bytes = range.start % PAGE_BYTES;
             let len_bytes = lead_bytes + part.len_bytes;
             let is_shared = plan == Plan::View && POLICY.sites.leaves_by_lane(account);
-            let shared = if is_shared { take_shared(len_bytes) } else { None };
+            let shared = if is_shared { allocate_shared(len_bytes) } else { None };
             let target = shared.map(Target::Shared).or_else(|| Draft::new(len_bytes).ok().map(Target::Draft));
             let Some(target) = target else {
                 counters::add(Counter::Fallbacks, 1);
-                ledger::refused(site, Field::Refused);
+                ledger::record_refusal(site, Field::Refused);
                 return None;
             };
             (target, lead_bytes)
@@ -301,14 +307,14 @@ fn arrivals(parts: &[Part], messages: &[(usize, usize)]) -> impl Iterator<Item =
 }
 
 /// Copies the bytes that arrived to the program's buffers, without changing page maps.
-fn put_in_buffers(section: &Section, held: &Held, parts: &[Part], messages: &[(usize, usize)]) {
-    let Held::Input(redirected) = held else { return };
+fn put_in_buffers(section: &Section, held: &CallResources, parts: &[Part], messages: &[(usize, usize)]) {
+    let CallResources::Input(redirected) = held else { return };
     for (index, len_bytes) in arrivals(parts, messages) {
         if let Some((_, part)) = redirected.iter().find(|(at, _)| *at == index) {
             let to = part.at.base + part.range.start;
             // SAFETY: the program passed this buffer for an input, so it is writable; the target holds the
             // bytes; no lock is held.
-            section.leave_for(|| unsafe {
+            section.run_outside(|| unsafe {
                 bytes::copy(to as *mut u8, (part.target.address() + part.lead_bytes) as *const u8, len_bytes);
             });
         }
@@ -317,7 +323,7 @@ fn put_in_buffers(section: &Section, held: &Held, parts: &[Part], messages: &[(u
 
 /// Claims a buffer outside the heap as a foreign range.
 pub(super) fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
-    if !FOREIGN.is_on() || is_in_heap(part.address) || carrying::will_be_replaced(part.address) {
+    if !FOREIGN.is_on() || is_in_heap(part.address) || carriers::will_be_replaced(part.address) {
         return None;
     }
     // Claiming opens a file, which a cancelled thread must not do in a section that holds locks.
@@ -353,7 +359,7 @@ pub(super) fn needs_no_engine(parts: &[Part]) -> bool {
 
 /// The open end that an input into this part continues, and whether pages of its first `likely_bytes` bytes
 /// are absent. Another open end is closed.
-fn survey(at: BlockRef, range: ByteRange, part: &Part, likely_bytes: usize) -> (Option<Open>, bool) {
+fn survey(at: BlockRef, range: ByteRange, part: &Part, likely_bytes: usize) -> (Option<OpenEnd>, bool) {
     let likely = ByteRange::at(range.start, likely_bytes.min(range.len()));
     if !at.block.has(Flag::REGISTERED) {
         return (None, false);
@@ -385,7 +391,7 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
     };
     let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
-    let is_worth_it = len_bytes >= gate::min_size_bytes() && range.whole_pages().len() > 1;
+    let is_worth_it = len_bytes >= gate::min_engine_bytes() && range.whole_pages().len() > 1;
     let mut dropped = Dropped::new();
     let mut locked = at.lock();
     let (segment, filled_bytes) = match target {
@@ -396,7 +402,7 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
         }
         Target::Draft(draft) if is_worth_it && allowed && locked.register().is_ok() => {
             // The draft's cost is an investment: the next draft finds these pages in the reservoir. See
-            // `Done::moves_ns`.
+            // `PlanResult::moves_ns`.
             accounts::debit(site, draft.cost_ns().min(POLICY.costs.copy_ns(len_bytes) / 2));
             (draft.freeze(site), lead_bytes + len_bytes)
         }
@@ -423,19 +429,20 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
     if len_bytes > 0 && !can_view {
         missing.push(range);
     } else if len_bytes > 0 {
-        let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), POLICY.to_copy(site));
+        let steps =
+            with_touched(plan(range.start, &pieces, 1), range.touched_pages(), POLICY.pages_to_copy(site));
         // SAFETY: the block is registered and locked; the source is a segment, whose bytes are present
         // while `pieces` holds it.
         let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
         books::enter_input(site, payer, len_bytes, &done);
         known_ns = done.known_ns();
-        at.note_buffer(site, range.touched_pages());
+        at.set_last_buffer(site, range.touched_pages());
         missing = done.missing;
     }
-    let open = Open { segment, filled_bytes, next_address: at.base + range.end };
+    let open = OpenEnd { segment, filled_bytes, next_address: at.base + range.end };
     // Kept only while the program is likely to ask for the rest; otherwise the room goes back at once.
     let is_own = open.segment.shared().is_none();
-    let keeps = can_view && is_own && room_bytes >= gate::min_size_bytes() && open.has_room();
+    let keeps = can_view && is_own && room_bytes >= gate::min_engine_bytes() && open.has_room();
     let closed = if keeps { locked.exchange_open(Some(open)) } else { Some(open) };
     if let Some(open) = closed {
         open.close();
@@ -476,7 +483,7 @@ fn put_in_buffer(
         prepare_overwrite(&mut locked, *part, dropped);
     }
     drop(locked);
-    section.leave_for(|| {
+    section.run_outside(|| {
         for part in &missing {
             let from = target.address() + lead_bytes + (part.start - range.start);
             // SAFETY: the program passed this buffer for an input, so it is writable; the target holds the
@@ -513,7 +520,10 @@ fn move_in(
         let moved = unsafe { uffd.move_pages(destination, from, run.len_bytes()) }.done_bytes;
         let moved_pages = (moved / PAGE_BYTES) as u32;
         counters::add(Counter::MovedPages, moved_pages as usize);
-        draft.moved_out(SegmentPages::new(run.start - first_page, run.start + moved_pages - first_page));
+        draft.record_moved_out(SegmentPages::new(
+            run.start - first_page,
+            run.start + moved_pages - first_page,
+        ));
         // SAFETY: the destination is absent and its block locked; the draft's pages that were not moved are present.
         let copied = unsafe { uffd.copy(destination + moved, from + moved, run.len_bytes() - moved) };
         let placed =

@@ -3,7 +3,7 @@
 pub mod copy;
 pub(crate) mod in_flight;
 pub mod input;
-pub mod little;
 pub mod output;
-pub mod placed;
 pub(crate) mod redirected;
+pub mod shared_input;
+pub mod short_reads;

@@ -3,8 +3,8 @@
 
 use crate::account::accounts;
 use crate::account::work::Work;
-use crate::arena::segment::{Segment, Shared};
-use crate::call::in_flight::{Held, InProgress, Segments};
+use crate::arena::segment::{Segment, SharedBytes};
+use crate::call::in_flight::{CallResources, InProgress, Segments};
 use crate::call::input::Part;
 use crate::range::block::BlockRef;
 use crate::range::heap::HEAP;
@@ -15,7 +15,7 @@ use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::Policy;
 use uncopy_core::plan::Piece;
 use uncopy_core::policy::loans;
-use uncopy_core::policy::sites::Share;
+use uncopy_core::policy::sites::WorkPart;
 use uncopy_core::stats::Counter;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::fd::{FdKind, kind};
@@ -66,8 +66,8 @@ pub struct Output {
 /// Whether an output of these parts may have bytes in segments: cheap, takes no lock.
 #[must_use]
 pub fn is_candidate(parts: &[Part]) -> bool {
-    let min_bytes = gate::min_size_bytes();
-    let is_candidate = |part: &Part| may_be_absent(part) || constants::contain(part.address, part.len_bytes);
+    let min_bytes = gate::min_engine_bytes();
+    let is_candidate = |part: &Part| may_be_absent(part) || constants::contains(part.address, part.len_bytes);
     parts.len() <= MAX_PARTS && parts.iter().any(|part| part.len_bytes >= min_bytes && is_candidate(part))
 }
 
@@ -82,7 +82,7 @@ fn is_time(segment: &Segment, offset_bytes: usize, len_bytes: usize) -> bool {
     let may_lend = match POLICY.mode() {
         Policy::Always => true,
         Policy::Never => false,
-        Policy::Auto => len_bytes >= gate::min_size_bytes() && POLICY.elides(),
+        Policy::Auto => len_bytes >= gate::min_engine_bytes() && POLICY.elides(),
     };
     may_lend && len_bytes >= PAGE_BYTES && segment.was_sent(offset_bytes, len_bytes)
 }
@@ -101,7 +101,11 @@ impl Output {
     #[must_use]
     pub fn begin_messages(fd: ProgramFd, parts: &[Part], messages: &[usize]) -> Option<Self> {
         // Checked before the larger stack frames below are entered.
-        if stack_room::is_left(stack_room::FOR_OUTPUT) { Self::gather(fd, parts, messages) } else { None }
+        if stack_room::is_available(stack_room::FOR_OUTPUT_BYTES) {
+            Self::gather(fd, parts, messages)
+        } else {
+            None
+        }
     }
 
     #[inline(never)]
@@ -141,9 +145,9 @@ impl Output {
             return None;
         }
         if let Some(segment) = output.segments.first() {
-            work.charge(segment.site(), Share::Output);
+            work.charge(segment.site(), WorkPart::Output);
         }
-        output.progress = Some(InProgress::new(Held::Output(core::mem::take(&mut output.segments))));
+        output.progress = Some(InProgress::new(CallResources::Output(core::mem::take(&mut output.segments))));
         Some(output)
     }
 
@@ -153,8 +157,8 @@ impl Output {
         let Some((at, range)) = found.and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)))
         else {
             self.parts.push(*part);
-            let is_constant =
-                part.len_bytes >= gate::min_size_bytes() && constants::contain(part.address, part.len_bytes);
+            let is_constant = part.len_bytes >= gate::min_engine_bytes()
+                && constants::contains(part.address, part.len_bytes);
             self.origins.push(if is_constant { Origin::Constant } else { Origin::Program });
             self.lendable_bytes += if is_constant { part.len_bytes } else { 0 };
             return;
@@ -228,7 +232,7 @@ impl Output {
     }
 
     /// Records that the kernel copied the lent parts after all.
-    pub const fn was_copied(&mut self) {
+    pub const fn mark_copied(&mut self) {
         self.is_lent = false;
     }
 
@@ -237,7 +241,7 @@ impl Output {
     fn for_each_segment(&self, sent_bytes: usize, mut each: impl FnMut(&Segment, usize, usize, Origin)) {
         let Some(progress) = &self.progress else { return };
         progress.inspect(|held| {
-            let Held::Output(segments) = held else { return };
+            let CallResources::Output(segments) = held else { return };
             let mut segments = segments.iter();
             let mut left_bytes = sent_bytes;
             for (part, origin) in self.parts.iter().zip(&self.origins) {
@@ -256,7 +260,10 @@ impl Output {
     }
 
     /// Passes each part to `show`, with its segment if that lies in shared memory. The bytes do not change meanwhile.
-    pub fn inspect<T>(&self, show: impl FnOnce(&mut dyn Iterator<Item = (Part, Option<&Shared>)>) -> T) -> T {
+    pub fn inspect<T>(
+        &self,
+        show: impl FnOnce(&mut dyn Iterator<Item = (Part, Option<&SharedBytes>)>) -> T,
+    ) -> T {
         let show = |mut segments: core::slice::Iter<'_, Segment>| {
             let parts = self.parts.iter().zip(&self.origins);
             show(&mut parts.map(|(part, origin)| {
@@ -266,8 +273,8 @@ impl Output {
         };
         match &self.progress {
             Some(progress) => progress.inspect(|held| match held {
-                Held::Output(segments) => show(segments.iter()),
-                Held::Input(_) => show([].iter()),
+                CallResources::Output(segments) => show(segments.iter()),
+                CallResources::Input(_) => show([].iter()),
             }),
             None => show(self.segments.iter()),
         }
@@ -275,7 +282,7 @@ impl Output {
 
     /// Records that the first `sent_bytes` bytes went to another process by reference to shared memory:
     /// later inputs of the same sites, of `min_bytes` and more, may be received there.
-    pub fn left_by_lane(&self, sent_bytes: usize, min_bytes: usize) {
+    pub fn record_lane_send(&self, sent_bytes: usize, min_bytes: usize) {
         self.for_each_segment(sent_bytes, |segment, _, len_bytes, _| {
             if len_bytes >= min_bytes {
                 POLICY.sites.record_leaving(segment.site());
@@ -297,7 +304,7 @@ impl Output {
 
     /// Runs the system call, outside the critical section, and keeps the segments until it is done.
     pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
-        let call = || self.section.leave_for(|| call(&self.parts));
+        let call = || self.section.run_outside(|| call(&self.parts));
         match &self.progress {
             Some(progress) => progress.run(call),
             None => call(),
@@ -316,7 +323,7 @@ impl Output {
         }
         let mut lent_bytes = self.constant_bytes(sent_bytes);
         self.for_each_segment(sent_bytes, |segment, offset_bytes, len_bytes, origin| {
-            segment.count_sent(offset_bytes, len_bytes);
+            segment.record_sent(offset_bytes, len_bytes);
             if self.is_lent && origin == Origin::Lendable {
                 lent_bytes += len_bytes;
                 accounts::credit(segment.site(), loans::saved_ns(&POLICY.costs, len_bytes));

@@ -1,6 +1,6 @@
 //! Parts of an input that are received into segments instead of the program's buffers.
 
-use crate::arena::segment::{Draft, Open, SharedDraft};
+use crate::arena::segment::{Draft, OpenEnd, SharedDraft};
 use crate::range::block::BlockRef;
 use uncopy_core::addr::ByteRange;
 use uncopy_core::page_map::SiteId;
@@ -25,7 +25,7 @@ pub(super) enum Target {
     /// Memory that other processes share.
     Shared(Box<dyn SharedDraft>),
     /// The open end of the segment that received the last input into this buffer.
-    Open(Open),
+    Open(OpenEnd),
 }
 
 impl Target {

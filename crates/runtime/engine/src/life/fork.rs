@@ -15,9 +15,9 @@ use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::range::registration::can_hold_views;
 use crate::service::activation::{self, Obstacle};
-use crate::service::{release, shared, upkeep, window};
+use crate::service::{fork_window, release, shared_views, upkeep};
 use crate::state::phase::{Phase, STATE};
-use crate::state::{counters, early, ledger, recording};
+use crate::state::{counters, ledger, recording, warmup};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
@@ -69,18 +69,18 @@ fn private_lock() -> Option<&'static Lock> {
 
 /// Waits until no thread is in the engine, calls `work`, then takes every lock, in the engine's order.
 fn close(work: impl FnOnce()) {
-    presence::close();
+    presence::begin_fork();
     work();
-    window::close();
-    shared::put_all_in_place();
+    fork_window::begin();
+    shared_views::place_all_views();
     lock_all();
 }
 
 /// Reverses [`close`]: releases every lock and admits threads.
 fn open() {
     unlock_all();
-    window::end();
-    presence::open();
+    fork_window::end();
+    presence::end_fork();
 }
 
 fn lock_all() {
@@ -160,7 +160,7 @@ pub fn prepare_with(work: impl FnOnce()) {
         *FORK.critical.get() = Some(critical);
         *FORK.gauges.get() = Some(counters::gauges());
     }
-    window::open();
+    fork_window::open();
 }
 
 fn is_forking_thread() -> bool {
@@ -172,10 +172,10 @@ pub fn parent() {
     if is_forking_thread() {
         let mut dropped = Dropped::new();
         unlock_inner();
-        window::shut(&mut dropped);
+        fork_window::close(&mut dropped);
         unlock_outer();
-        window::end();
-        presence::open();
+        fork_window::end();
+        presence::end_fork();
         drop(dropped);
         finish();
     }
@@ -203,19 +203,19 @@ fn resume_child(stays_plain: bool, has_own_descriptors: bool) {
     let was_prepared = is_forking_thread();
     let parent = thread_id();
     forget_thread_id();
-    last_thread::in_child(Role::Faults, has_own_descriptors);
+    last_thread::reset_in_child(Role::Faults, has_own_descriptors);
     ledger::restart_in_child();
     recording::begin_generation();
-    uncopy_trials::in_child();
-    HEAP.vacate_what_is_not_inherited();
+    uncopy_trials::restart_in_child();
+    HEAP.mark_uninherited_unmapped();
     if STATE.phase() == Phase::Dormant {
-        early::in_child();
+        warmup::restart_in_child();
     }
     if !was_prepared {
         return;
     }
     unlock_all();
-    presence::open_in_child();
+    presence::end_fork_in_child();
     upkeep::in_child();
     // Before anything is counted: the page of counters is still the parent's.
     // SAFETY: this thread holds `FORK.lock`, which guards the cell.
@@ -224,7 +224,7 @@ fn resume_child(stays_plain: bool, has_own_descriptors: bool) {
     }
     in_flight::in_child(parent);
     let mut served = Dropped::new();
-    window::end_in_child(&mut served);
+    fork_window::end_in_child(&mut served);
     drop(served);
     if STATE.phase() != Phase::Active {
         forget_uffds();
@@ -299,7 +299,7 @@ fn register_everything() -> Result<(), Errno> {
             // Another thread was changing the mapping, and the parent's handler had not read that yet.
             let mut dropped = Dropped::new();
             fill_views(at, &mut dropped);
-            at.lock_for_service().forget_registration();
+            at.lock_for_handler().forget_registration();
         } else if result.is_ok() {
             result = at.uffd().register(at.base, at.bytes());
         }
@@ -327,7 +327,7 @@ fn fill_views(at: BlockRef, dropped: &mut Dropped<Segment>) {
         let start = at.base + pages.start_bytes();
         at.slot.is_none() || can_hold_views(start, start + pages.len_bytes())
     };
-    let mut locked = at.lock_for_service();
+    let mut locked = at.lock_for_handler();
     if let Some(map) = locked.map() {
         map.for_each(at.all(), |pages, state| {
             let State::Viewed(view) = state else { return };

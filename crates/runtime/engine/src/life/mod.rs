@@ -1,4 +1,4 @@
 //! The process as a whole: forks, and calls that only a single-threaded process may make.
 
-pub mod alone;
 pub mod fork;
+pub mod single_threaded;

@@ -14,7 +14,7 @@ pub enum Alteration {
     /// Forked children do not inherit the mapping: `MADV_DONTFORK`.
     NotInherited,
     /// A mapping of the program's replaces the heap's: `MAP_FIXED`, `SHM_REMAP`.
-    Covered,
+    MappedOver,
     /// The addresses become free for any later mapping: `munmap`, `mremap`, `shmdt`.
-    Vacated,
+    Unmapped,
 }

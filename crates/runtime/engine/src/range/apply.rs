@@ -4,12 +4,12 @@
 //! `Critical`. Only present pages are touched. The bytes of absent pages are put together in a resident
 //! page of the arena first, which is then moved in, so that no other thread sees half a page.
 
-use crate::account::done::Done;
+use crate::account::plan_result::PlanResult;
 use crate::account::sampling;
-use crate::arena::pages::{ARENA, Resident};
+use crate::arena::pages::{ARENA, ResidentPages};
 use crate::arena::segment::{Draft, Segment};
 use crate::range::block::{Flag, Locked};
-use crate::range::page_in::{absent_runs, move_out, present_runs, put_pages};
+use crate::range::page_in::{absent_runs, move_out, place_pages, present_runs};
 use crate::state::counters;
 use crate::state::policy::POLICY;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
@@ -39,7 +39,7 @@ impl Source<'_> {
             return;
         }
         counters::add(Counter::Fallbacks, 1);
-        section.leave_for(|| {
+        section.run_outside(|| {
             for range in missing {
                 // SAFETY: `apply`'s caller promised that the destination is writable and plain pieces are readable.
                 unsafe { self.fetch(*range, base + range.start) };
@@ -97,8 +97,8 @@ pub unsafe fn apply(
     steps: &[Step<Segment>],
     site: SiteId,
     dropped: &mut Dropped<Segment>,
-) -> Done {
-    let mut done = Done::default();
+) -> PlanResult {
+    let mut done = PlanResult::default();
     for step in steps {
         match step {
             Step::Bytes { range } => {
@@ -150,7 +150,7 @@ pub unsafe fn apply(
 ///
 /// # Safety
 /// As for [`apply`].
-unsafe fn make_absent(block: &mut Locked, source: &Source<'_>, pages: PageRange, done: &mut Done) {
+unsafe fn make_absent(block: &mut Locked, source: &Source<'_>, pages: PageRange, done: &mut PlanResult) {
     let mut may_drop = None;
     for run in present_runs(block, pages) {
         let mut kept = run;
@@ -159,7 +159,7 @@ unsafe fn make_absent(block: &mut Locked, source: &Source<'_>, pages: PageRange,
         block.at.block.set_copied_over_ns(spent_ns);
         // A move refuses pinned pages; without moves, finding out whether pages may be dropped takes longer
         // than a move.
-        if moves && (uffd::moves() || *may_drop.get_or_insert_with(pins::are_none)) {
+        if moves && (uffd::can_move_pages() || *may_drop.get_or_insert_with(pins::has_no_pins)) {
             block.populate(run);
             let out = move_out(block, run);
             done.moves += 1;
@@ -191,7 +191,7 @@ unsafe fn put_bytes(
     source: &Source<'_>,
     range: ByteRange,
     site: SiteId,
-    done: &mut Done,
+    done: &mut PlanResult,
     dropped: &mut Dropped<Segment>,
 ) {
     let whole = range.whole_pages();
@@ -240,7 +240,7 @@ unsafe fn put_touched(
     block: &mut Locked,
     source: &Source<'_>,
     pages: PageRange,
-    done: &mut Done,
+    done: &mut PlanResult,
     dropped: &mut Dropped<Segment>,
 ) {
     let mut at = pages.start;
@@ -280,7 +280,7 @@ unsafe fn patch(
     // SAFETY: the draft is at least `run` long and used by this call alone; the caller of `apply` promises
     // a readable source.
     unsafe { source.fetch(ByteRange::from(run), draft.address()) };
-    let site = sampling::copied(site);
+    let site = sampling::copied_site(site);
     let view = View { segment: draft.freeze(site), offset_bytes: 0, site };
     block.change(|map| map.set_viewed(run, view, dropped));
     block.at.block.set(Flag::HELD_A_VIEW);
@@ -300,7 +300,7 @@ unsafe fn fill(
     state: &State<Segment>,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
-    let Ok(Resident { pages: resident, .. }) = ARENA.take_resident(run.len()) else {
+    let Ok(ResidentPages { pages: resident, .. }) = ARENA.take_resident(run.len()) else {
         return false;
     };
     let address = ARENA.address(resident.start);
@@ -324,7 +324,7 @@ unsafe fn fill(
     // SAFETY: `part` lies in resident pages that this call has taken; the caller of `apply` promises a
     // readable source.
     unsafe { source.fetch(part, address + (part.start - whole.start)) };
-    let placed = put_pages(block.at, run.start, resident);
+    let placed = place_pages(block.at, run.start, resident);
     block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     placed == run.len()
 }

@@ -3,13 +3,13 @@
 //! The program's thread continues as soon as a change is *read*; until then the kernel reports that changes are
 //! pending ([`Uffd::is_changing`]). Before reading, the handler raises a flag; after marking the ranges that the
 //! changes touch, it lowers the flag. A thread that makes a range plain puts back bytes that a change may be taking
-//! away, so no change is read meanwhile ([`Undoing`]): the changing thread waits, and the kernel refuses placements.
+//! away, so no change is read meanwhile ([`SettledGuard`]): the changing thread waits, and the kernel refuses placements.
 //!
 //! Faults are reported through the same descriptor, so they are not read meanwhile either, and a thread may fault in
-//! a range while it holds that range's lock. [`Undoing`] is therefore the innermost of the locks of foreign ranges:
+//! a range while it holds that range's lock. [`SettledGuard`] is therefore the innermost of the locks of foreign ranges:
 //! its owner already has every lock that it needs, and waits neither for a lock nor for the handler.
 
-use crate::arena::descriptor::Descriptor;
+use crate::arena::descriptor::UffdDescriptor;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use uncopy_sys::uffd::Uffd;
 
@@ -18,28 +18,28 @@ pub(crate) const SETTLE_TRIES: u32 = 50_000;
 
 /// The userfaultfd of the foreign ranges, and the changes that it reports.
 pub struct Changes {
-    descriptor: Descriptor,
+    descriptor: UffdDescriptor,
     is_changing: AtomicBool,
     /// Changes that the handler has read and not followed yet.
     pending: AtomicU32,
     /// Number of threads that are making ranges plain: no changes are read meanwhile.
-    undoing: AtomicU32,
+    guards: AtomicU32,
 }
 
 uncopy_sys::statics! {
     /// The changes of this process.
     pub static CHANGES: Changes = Changes {
-        descriptor: Descriptor::new(),
+        descriptor: UffdDescriptor::new(),
         is_changing: AtomicBool::new(false),
         pending: AtomicU32::new(0),
-        undoing: AtomicU32::new(0),
+        guards: AtomicU32::new(0),
     };
 }
 
 /// Guard: while it lives, no change is read, and all that were read have been followed.
-pub(crate) struct Undoing<'a>(&'a AtomicU32);
+pub(crate) struct SettledGuard<'a>(&'a AtomicU32);
 
-impl Drop for Undoing<'_> {
+impl Drop for SettledGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
     }
@@ -58,7 +58,7 @@ impl Changes {
         self.descriptor.uffd()
     }
 
-    pub(crate) const fn descriptor(&self) -> &Descriptor {
+    pub(crate) const fn descriptor(&self) -> &UffdDescriptor {
         &self.descriptor
     }
 
@@ -76,35 +76,35 @@ impl Changes {
 
     /// Keeps changes from being read, if all made so far have been read and followed. `None`: the caller must release
     /// every lock, so that the handler can follow them, and retry. While the guard lives, its owner must not wait.
-    pub(crate) fn try_undo(&self) -> Option<Undoing<'_>> {
-        self.undoing.fetch_add(1, SeqCst);
-        let undoing = Undoing(&self.undoing);
+    pub(crate) fn try_hold_settled(&self) -> Option<SettledGuard<'_>> {
+        self.guards.fetch_add(1, SeqCst);
+        let guard = SettledGuard(&self.guards);
         // Checked after counting: either the handler sees the count, or its flag shows here.
-        self.is_settled().then_some(undoing)
+        self.is_settled().then_some(guard)
     }
 
     /// Clears the state in a forked child; the parent's handler had nothing pending.
     pub(crate) fn settle_in_child(&self) {
         self.is_changing.store(false, SeqCst);
         self.pending.store(0, SeqCst);
-        self.undoing.store(0, SeqCst);
+        self.guards.store(0, SeqCst);
     }
 
     /// Raises the flag before the handler reads changes. False: it must not read yet, but no thread begins
     /// to make ranges plain until it has.
-    pub(crate) fn begin_change(&self) -> bool {
+    pub(crate) fn begin_read(&self) -> bool {
         self.is_changing.store(true, SeqCst);
-        self.undoing.load(SeqCst) == 0
+        self.guards.load(SeqCst) == 0
     }
 
     /// Lowers the flag where the handler finds nothing to read.
-    pub(crate) fn end_change(&self) {
+    pub(crate) fn cancel_read(&self) {
         self.is_changing.store(false, SeqCst);
     }
 
     /// Lowers the flag after the handler has marked the ranges that changes touch. `pending`: changes not
     /// followed yet. Hooks treat marked ranges as ordinary memory.
-    pub(crate) fn have_read(&self, pending: u32) {
+    pub(crate) fn finish_read(&self, pending: u32) {
         self.pending.store(pending, SeqCst);
         self.is_changing.store(false, SeqCst);
     }

@@ -34,10 +34,10 @@ uncopy_sys::statics! {
 }
 
 /// Finds the constants of the loaded objects. Called once, before any other thread exists.
-pub fn find() {
+pub fn scan_objects() {
     let mut next = CONSTANTS.ranges.iter();
     let (mut first, mut last) = (usize::MAX, 0);
-    uncopy_sys::objects::for_each_constant(&mut |start, len_bytes| {
+    uncopy_sys::objects::for_each_read_only_segment(&mut |start, len_bytes| {
         let Some((range_start, range_end)) = next.next() else { return };
         range_start.store(start, Relaxed);
         range_end.store(start + len_bytes, Relaxed);
@@ -50,7 +50,7 @@ pub fn find() {
 
 /// Whether all of these bytes are constants.
 #[must_use]
-pub fn contain(address: usize, len_bytes: usize) -> bool {
+pub fn contains(address: usize, len_bytes: usize) -> bool {
     let Some(end) = address.checked_add(len_bytes) else { return false };
     let holds = |(start, range_end): &(AtomicUsize, AtomicUsize)| {
         start.load(Relaxed) <= address && end <= range_end.load(Relaxed)
@@ -82,14 +82,14 @@ mod tests {
 
     #[test]
     fn what_the_program_makes_writable_is_not_counted_any_more() {
-        find();
+        scan_objects();
         let constant = std::hint::black_box(&CONSTANT).as_ptr() as usize;
-        assert!(contain(constant, 100) && !contain(constant, usize::MAX) && !contain(constant, 1 << 40));
+        assert!(contains(constant, 100) && !contains(constant, usize::MAX) && !contains(constant, 1 << 40));
         let local = 7u8;
-        assert!(!contain((&raw const local) as usize, 1));
+        assert!(!contains((&raw const local) as usize, 1));
         forget((&raw const local) as usize / 4096 * 4096, 4096);
-        assert!(contain(constant, 100));
+        assert!(contains(constant, 100));
         forget(constant / 4096 * 4096, 4096);
-        assert!(!contain(constant, 100));
+        assert!(!contains(constant, 100));
     }
 }

@@ -18,7 +18,7 @@
 //!
 //! Slots are reused: after locking one, a thread checks that it still stands for the range that was looked up.
 
-use crate::range::block::{BlockRef, Flag, Locked, Slot};
+use crate::range::block::{BlockRef, Flag, ForeignSlot, Locked};
 use crate::range::changes::{CHANGES, SETTLE_TRIES};
 use crate::range::registration::can_hold_views;
 use crate::state::gate::is_in_heap;
@@ -30,7 +30,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::presence::Section;
-use uncopy_sys::sync::Apart;
+use uncopy_sys::sync::CachePadded;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
@@ -52,9 +52,9 @@ struct Unsettled;
 /// The foreign ranges of a process.
 pub struct Foreign {
     /// Held while ranges are added or removed; taken before the locks of foreign blocks, and these before
-    /// [`Undoing`](crate::range::changes::Undoing).
+    /// [`SettledGuard`](crate::range::changes::SettledGuard).
     lock: Lock,
-    slots: [Slot; SLOTS],
+    slots: [ForeignSlot; SLOTS],
     /// Number of slots that were ever in use.
     used: AtomicU32,
     /// Number of ranges that exist.
@@ -68,7 +68,7 @@ pub struct Foreign {
 
 uncopy_sys::statics! {
     /// The foreign ranges of this process.
-    pub static FOREIGN: Apart<Foreign> = Apart(Foreign::new());
+    pub static FOREIGN: CachePadded<Foreign> = CachePadded(Foreign::new());
 }
 
 impl Default for Foreign {
@@ -101,9 +101,9 @@ impl Foreign {
             Self {
                 lock: Lock::new(),
                 #[cfg(not(loom))]
-                slots: [const { Slot::new() }; SLOTS],
+                slots: [const { ForeignSlot::new() }; SLOTS],
                 #[cfg(loom)]
-                slots: core::array::from_fn(|_| Slot::new()),
+                slots: core::array::from_fn(|_| ForeignSlot::new()),
                 used: AtomicU32::new(0),
                 ranges: AtomicU32::new(0),
                 filter: AtomicU64::new(0),
@@ -142,7 +142,7 @@ impl Foreign {
     fn overlapping(&'static self, start: usize, end: usize) -> impl Iterator<Item = BlockRef> {
         let used = self.used.load(Acquire) as usize;
         let touches = move |at: &BlockRef| at.base != 0 && at.base < end && start < at.base + at.bytes();
-        self.slots[..used].iter().map(Slot::at).filter(touches)
+        self.slots[..used].iter().map(ForeignSlot::at).filter(touches)
     }
 
     /// Claims the pages that a buffer touches as a range that can hold views; an existing range that
@@ -197,10 +197,10 @@ impl Foreign {
         let mut taken = self.lock_overlapping(start, end);
         if taken.is_empty() {
             let Some(slot) = self.free_slot() else { return Ok(None) };
-            taken.push(slot.at().lock_for_service());
+            taken.push(slot.at().lock_for_handler());
         }
         // A pending change would be applied to the range that is made here.
-        let _undoing = CHANGES.try_undo().ok_or(Unsettled)?;
+        let _settled = CHANGES.try_hold_settled().ok_or(Unsettled)?;
         if !taken.iter_mut().all(|locked| self.undo(locked, &mut dropped)) {
             return Ok(None);
         }
@@ -221,11 +221,11 @@ impl Foreign {
 
     /// Locks the ranges that overlap `start..end`, in order of their slots. The registry must be locked.
     fn lock_overlapping(&'static self, start: usize, end: usize) -> SmallVec<[Locked; 2]> {
-        self.overlapping(start, end).map(BlockRef::lock_for_service).collect()
+        self.overlapping(start, end).map(BlockRef::lock_for_handler).collect()
     }
 
     /// A free slot; if there is none, that of a range to be replaced.
-    fn free_slot(&'static self) -> Option<&'static Slot> {
+    fn free_slot(&'static self) -> Option<&'static ForeignSlot> {
         let used = self.used.load(Relaxed) as usize;
         if let Some(slot) = self.slots[..used].iter().find(|slot| slot.base.load(Relaxed) == 0) {
             return Some(slot);
@@ -236,7 +236,7 @@ impl Foreign {
         }
         let start = self.next_victim.fetch_add(1, Relaxed) as usize;
         let order = || (start..start + SLOTS).map(|index| &self.slots[index % SLOTS]);
-        let is_idle = |slot: &&Slot| slot.block.absent_pages() == 0;
+        let is_idle = |slot: &&ForeignSlot| slot.block.absent_pages() == 0;
         order().find(is_idle).or_else(|| order().next())
     }
 
@@ -256,7 +256,7 @@ impl Foreign {
     }
 
     /// Frees the slot of a plain range; both range and registry are locked.
-    fn forget(&self, slot: &Slot) {
+    fn forget(&self, slot: &ForeignSlot) {
         limits::count_foreign(0, slot.pages.swap(0, AcqRel) as usize * PAGE_BYTES);
         slot.base.store(0, Release);
         counters::subtract(Counter::ForeignRanges, 1);
@@ -296,7 +296,7 @@ impl Foreign {
     ) -> bool {
         let _guard = self.lock.guard();
         let mut taken = self.lock_overlapping(start, end);
-        let Some(_undoing) = CHANGES.try_undo() else { return false };
+        let Some(_settled) = CHANGES.try_hold_settled() else { return false };
         for locked in &mut taken {
             // On failure, the range's absent pages are still served.
             let _ = self.undo(locked, dropped);
@@ -324,7 +324,7 @@ impl Foreign {
         self.lock.unlock();
     }
 
-    fn slots_in_use(&self) -> impl Iterator<Item = &Slot> {
+    fn slots_in_use(&self) -> impl Iterator<Item = &ForeignSlot> {
         self.slots[..self.used.load(Acquire) as usize].iter()
     }
 
@@ -335,7 +335,7 @@ impl Foreign {
                 at.block.set(Flag::DISOWNED);
             }
         }
-        CHANGES.have_read(changes.len() as u32);
+        CHANGES.finish_read(changes.len() as u32);
     }
 
     /// Follows a change: removes the pages concerned from the page maps, or places their bytes at the new

@@ -3,7 +3,7 @@
 pub mod alteration;
 pub mod apply;
 pub mod block;
-pub mod carrying;
+pub mod carriers;
 pub mod changes;
 pub mod constants;
 pub mod directory;

@@ -3,7 +3,7 @@
 //! A page appears whole: either its bytes are put together in a resident page of the arena, which is then
 //! moved in, or one call of userfaultfd copies them in.
 
-use crate::arena::pages::{ARENA, Resident};
+use crate::arena::pages::{ARENA, ResidentPages};
 use crate::arena::segment::Segment;
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::heap_memory::HEAP_MEMORY;
@@ -11,7 +11,7 @@ use crate::state::counters;
 use crate::state::gate::is_in_heap;
 use smallvec::SmallVec;
 use uncopy_core::addr::{ArenaPages, ByteRange, PAGE_BYTES, PageRange, SegmentPages};
-use uncopy_core::page_map::{Dropped, Kind, State, View};
+use uncopy_core::page_map::{Dropped, PageKind, State, View};
 use uncopy_core::policy::COPY_OVER_PAGES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
@@ -27,15 +27,15 @@ uncopy_sys::statics! {
 pub(super) type Runs = SmallVec<[PageRange; 8]>;
 
 pub(super) fn absent_runs(block: &Locked, pages: PageRange) -> Runs {
-    runs(block, pages, |kind| kind != Kind::Present)
+    runs(block, pages, |kind| kind != PageKind::Present)
 }
 
 pub(super) fn present_runs(block: &Locked, pages: PageRange) -> Runs {
-    runs(block, pages, |kind| kind == Kind::Present)
+    runs(block, pages, |kind| kind == PageKind::Present)
 }
 
 /// The runs of pages in `pages` with a wanted kind of state.
-fn runs(block: &Locked, pages: PageRange, wanted: impl Fn(Kind) -> bool) -> Runs {
+fn runs(block: &Locked, pages: PageRange, wanted: impl Fn(PageKind) -> bool) -> Runs {
     let mut runs = Runs::new();
     if let Some(map) = block.map() {
         map.for_each_kind(pages, |run, kind| {
@@ -70,7 +70,7 @@ pub fn clear_long_runs(block: &mut Locked) {
 /// Moves present pages to the reservoir, or drops them where pages are not moved, and marks them empty.
 /// Returns how many, from the start of the run.
 pub(super) fn move_out(block: &mut Locked, run: PageRange) -> u32 {
-    if !uffd::moves() {
+    if !uffd::can_move_pages() {
         return drop_out(block, run);
     }
     let Ok(room) = ARENA.take_nonresident(run.len()) else { return 0 };
@@ -105,7 +105,7 @@ fn drop_out(block: &mut Locked, run: PageRange) -> u32 {
 }
 
 /// Places a page of zeroes, or wakes the faulting thread if the page is present already.
-pub(crate) fn zeroes(uffd: Uffd, page_address: usize) -> bool {
+pub(crate) fn place_zeroes(uffd: Uffd, page_address: usize) -> bool {
     match ARENA.fill_zeroes(uffd, page_address, PAGE_BYTES) {
         Ok(()) => true,
         // Present, not registered any more, or unmapped: the woken thread repeats the access.
@@ -176,9 +176,9 @@ pub(crate) fn fill_empty(locked: &mut Locked, pages: PageRange, dropped: &mut Dr
 /// Places pages where copying them in fails: moves in pages that `fill` has filled, or replaces the
 /// mapping. Returns the number of pages placed, from the start.
 fn place_otherwise(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u32 {
-    let placed = ARENA.take_resident(pages.len()).map_or(0, |Resident { pages: resident, .. }| {
+    let placed = ARENA.take_resident(pages.len()).map_or(0, |ResidentPages { pages: resident, .. }| {
         fill(ARENA.address(resident.start));
-        put_pages(locked.at, pages.start, resident)
+        place_pages(locked.at, pages.start, resident)
     });
     if placed > 0 {
         note_placement();
@@ -207,13 +207,13 @@ pub(crate) fn materialize(
     drop(handles);
     if Segment::is_congruent(offset_bytes)
         && pages.len() > 1
-        && let Some(draft) = segment.sole()
+        && let Some(draft) = segment.as_unique_draft()
     {
-        // SAFETY: the destination is absent and its block locked; `sole` found no other reference to the segment.
+        // SAFETY: the destination is absent and its block locked; `as_unique_draft` found no other reference to the segment.
         let placed = unsafe { uffd.move_pages(destination, source, pages.len_bytes()) };
         done = (placed.done_bytes / PAGE_BYTES) as u32;
         let first = (offset_bytes / PAGE_BYTES) as u32;
-        draft.moved_out(SegmentPages::new(first, first + done));
+        draft.record_moved_out(SegmentPages::new(first, first + done));
         counters::add(Counter::MovedPages, done as usize);
     }
     while done < pages.len() {
@@ -256,7 +256,7 @@ pub(crate) fn materialize(
 
 /// Places resident pages of the arena in absent pages of the program, by moving if possible, else by
 /// copying; gives the rest back. Returns the number of pages placed, from the start.
-pub fn put_pages(at: BlockRef, first_page: u32, resident: ArenaPages) -> u32 {
+pub fn place_pages(at: BlockRef, first_page: u32, resident: ArenaPages) -> u32 {
     let (uffd, destination) = (at.uffd(), at.base + first_page as usize * PAGE_BYTES);
     let source = ARENA.address(resident.start);
     // SAFETY: the destination is absent and its block locked; the caller has taken the source pages.
@@ -284,14 +284,14 @@ pub fn put_pages(at: BlockRef, first_page: u32, resident: ArenaPages) -> u32 {
 pub fn prepare_overwrite(block: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segment>) {
     let whole = range.whole_pages();
     for run in absent_runs(block, whole) {
-        if !uffd::moves() {
+        if !uffd::can_move_pages() {
             fill_empty(block, run, dropped);
             continue;
         }
-        let Ok(Resident { pages: resident, .. }) = ARENA.take_resident(run.len()) else {
+        let Ok(ResidentPages { pages: resident, .. }) = ARENA.take_resident(run.len()) else {
             continue;
         };
-        let placed = put_pages(block.at, run.start, resident);
+        let placed = place_pages(block.at, run.start, resident);
         block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     }
     let touched = range.touched_pages();
@@ -304,7 +304,7 @@ const TRIES: u32 = 100;
 
 /// Places the bytes of all views among `pages`, with retries.
 pub fn fill_views(block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
-    let is_viewed = |kind| kind == Kind::Viewed;
+    let is_viewed = |kind| kind == PageKind::Viewed;
     for _ in 0..TRIES {
         for run in runs(block, pages, is_viewed) {
             make_present(block, run, dropped);

@@ -77,7 +77,7 @@ impl Locked {
             POLICY.placement.record(block.alloc_site(), true);
         }
         self.begin(map);
-        gate::note_registered();
+        gate::count_registered();
         counters::add(Counter::RegisteredBlocks, 1);
         Ok(())
     }
@@ -146,7 +146,7 @@ impl Locked {
             open.close();
         }
         self.end();
-        gate::note_unregistered();
+        gate::count_unregistered();
         counters::subtract(Counter::RegisteredBlocks, 1);
     }
 }
@@ -155,7 +155,7 @@ impl Locked {
 pub(crate) fn can_hold_views(start: usize, end: usize) -> bool {
     let marker = 0u8;
     let stack = &raw const marker as usize;
-    procmap::all(start, end, |mapping| {
+    procmap::for_each_mapping(start, end, |mapping| {
         mapping.can_hold_views && !(mapping.start <= stack && stack < mapping.end)
     })
     .unwrap_or(false)

@@ -3,17 +3,17 @@
 //! Nothing is set up before it is needed: the block heap is reserved at the first large allocation; userfaultfd, the
 //! arena, the handler thread and the counters' file come with the first large input into a block.
 
-use crate::arena::descriptor::Descriptor;
+use crate::arena::descriptor::UffdDescriptor;
 use crate::arena::pages::ARENA;
-use crate::range::carrying;
+use crate::range::carriers;
 use crate::range::changes::CHANGES;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::service::{calibration, handler};
-use crate::state::gate::{HEAP_MIN_BYTES, LEAVES_ALLOCATIONS, heap_min_bytes};
-use crate::state::phase::{Phase, STATE, set_min_size};
+use crate::state::gate::{HEAP_IS_DISABLED, HEAP_MIN_BYTES, heap_min_bytes};
+use crate::state::phase::{Phase, STATE, set_min_engine_bytes};
 use crate::state::policy::POLICY;
-use crate::state::{counters, early, ledger, limits, recording};
+use crate::state::{counters, ledger, limits, recording, warmup};
 use core::fmt;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{CostSource, Heap, Options, Policy};
@@ -21,7 +21,7 @@ use uncopy_core::policy::trials::{MAX_FACTORS, Trials};
 use uncopy_core::recording::Sampled;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::filter::{self, Feature};
+use uncopy_sys::filter::{self, CallGroup};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::mem;
 use uncopy_sys::presence::Section;
@@ -100,7 +100,7 @@ pub fn configure(options: &Options<'_>) {
         CostSource::Given(costs) => POLICY.costs.adopt(&costs),
     }
     if !options.moves {
-        uffd::leave_moves();
+        uffd::disable_moves();
     }
     INHERITED_DEVICE.store(options.uffd_fd.unwrap_or(-1), Relaxed);
     limits::configure(options.memory_bytes);
@@ -110,28 +110,28 @@ pub fn configure(options: &Options<'_>) {
             STATE.switch_off("nothing can be elided: UNCOPY_HEAP is off");
             return;
         }
-        (Heap::On, _) | (Heap::Auto, Policy::Always) => carrying::serve_all(),
+        (Heap::On, _) | (Heap::Auto, Policy::Always) => carriers::serve_all(),
         // A recording is to show the effect of blocks, including a site's first ones.
-        (Heap::Auto, _) if options.record.is_some() => carrying::serve_all(),
+        (Heap::Auto, _) if options.record.is_some() => carriers::serve_all(),
         (Heap::Auto, Policy::Auto | Policy::Never) => {}
     }
     let is_wanted = options.heap == Heap::On || options.policy != Policy::Never;
-    if is_wanted && !LEAVES_ALLOCATIONS.load(Relaxed) {
+    if is_wanted && !HEAP_IS_DISABLED.load(Relaxed) {
         // A block shorter than two copies of the least size rarely holds a copy.
         HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
     }
     if options.record.is_some() {
         counters::set_reason("nothing is elided but samples: it is recorded what is copied");
-        POLICY.pause(true);
+        POLICY.set_paused(true);
     } else if options.policy == Policy::Never {
         counters::set_reason("nothing is elided: UNCOPY_POLICY is never");
     }
     // Eliding pays from the first byte on for data that goes by a lane.
     if options.policy == Policy::Auto && options.lanes.is_none() && options.net.is_none() {
-        early::configure(options.begin_after_bytes);
+        warmup::configure(options.begin_after_bytes);
     }
     if options.policy != Policy::Never {
-        set_min_size(options.min_size_bytes);
+        set_min_engine_bytes(options.min_size_bytes);
         if options.foreign {
             FOREIGN.switch_on();
         }
@@ -174,14 +174,14 @@ pub fn activate() -> bool {
     }
     let _critical = Critical::enter();
     let _guard = STATE.activation.guard();
-    if STATE.phase() == Phase::Dormant && !uncopy_sys::thread::ours_may_start() {
+    if STATE.phase() == Phase::Dormant && !uncopy_sys::thread::may_start_library_threads() {
         STATE.retire("the program's first thread has ended");
     }
     if STATE.phase() == Phase::Dormant {
         match start() {
             Ok(()) => {
                 settle_costs();
-                early::end();
+                warmup::end();
                 STATE.activate();
                 recording::set_sampled(Sampled::Yes);
                 counters::publish_once();
@@ -201,7 +201,7 @@ pub fn activate() -> bool {
 
 fn start() -> Result<(), Obstacle> {
     if filter::is_filtered() {
-        filter::try_out(inherited_device()).map_err(Obstacle::Filter)?;
+        filter::probe_calls(inherited_device()).map_err(Obstacle::Filter)?;
     }
     limits::read_limits();
     ARENA.reserve(address_space_share(ARENA_SHARE)).map_err(Obstacle::ArenaAddresses)?;
@@ -221,10 +221,10 @@ pub fn begin_without_engine() {
         return;
     }
     // A filter may end the process for a call.
-    if filter::allows(Feature::Files) {
+    if filter::allows(CallGroup::Files) {
         counters::publish_once();
     }
-    if filter::allows(Feature::Clock) {
+    if filter::allows(CallGroup::Clock) {
         begin_trials();
     }
 }
@@ -233,14 +233,14 @@ pub fn begin_without_engine() {
 fn begin_trials() {
     if !cfg!(loom) && POLICY.mode() == Policy::Auto {
         let slice_ms = SLICE_MS.load(Relaxed);
-        let pace = if slice_ms == 0 { Pace::USUAL } else { Pace::of_ms(slice_ms) };
+        let pace = if slice_ms == 0 { Pace::DEFAULT } else { Pace::with_slice_ms(slice_ms) };
         uncopy_trials::begin(pace, Some(show_trials));
     }
 }
 
 fn show_trials(trials: &Trials) {
     for factor in 0..MAX_FACTORS {
-        let standing = trials.standing(factor);
+        let standing = trials.report(factor);
         if standing.pairs > 0 {
             counters::set_trial(factor, &standing);
         }
@@ -250,9 +250,9 @@ fn show_trials(trials: &Trials) {
 /// Puts measured constants in force where the options give none. Under the lock of activation.
 fn settle_costs() {
     // A filter may end the process for reading the clock.
-    let may_read_clock = !cfg!(loom) && filter::allows(Feature::Clock);
-    if POLICY.is_set_to(Policy::Auto) && may_read_clock {
-        uncopy_sys::clock::begin();
+    let may_read_clock = !cfg!(loom) && filter::allows(CallGroup::Clock);
+    if POLICY.is_configured_as(Policy::Auto) && may_read_clock {
+        uncopy_sys::clock::begin_calibration();
         if MEASURES_COSTS.load(Relaxed) && !filter::is_filtered() {
             POLICY.costs.adopt(&calibration::measure());
         }
@@ -266,7 +266,7 @@ pub(crate) fn open_uffds() -> Result<(), Obstacle> {
     let device = inherited_device();
     let main = Uffd::open(device, Reports::Faults).map_err(Obstacle::Uffd)?;
     // Foreign ranges are optional. Without moves there are none, because dropping their pages would be reported.
-    let has_foreign = FOREIGN.is_on() && uffd::moves();
+    let has_foreign = FOREIGN.is_on() && uffd::can_move_pages();
     let foreign = has_foreign.then(|| Uffd::open(device, Reports::Changes).ok()).flatten();
     if let Err(errno) = handler::start(main, foreign) {
         main.close();
@@ -275,8 +275,8 @@ pub(crate) fn open_uffds() -> Result<(), Obstacle> {
         }
         return Err(Obstacle::HandlerThread(errno));
     }
-    ARENA.descriptor().renumber(Some(main));
-    CHANGES.descriptor().renumber(foreign);
+    ARENA.descriptor().set_program_fd(Some(main));
+    CHANGES.descriptor().set_program_fd(foreign);
     Ok(())
 }
 
@@ -284,14 +284,14 @@ pub(crate) fn open_uffds() -> Result<(), Obstacle> {
 pub(crate) fn close_uffds() {
     for descriptor in [ARENA.descriptor(), CHANGES.descriptor()] {
         if let Some(uffd) = descriptor.open() {
-            descriptor.renumber(None);
+            descriptor.set_program_fd(None);
             uffd.close();
         }
     }
 }
 
 /// The engine's descriptors, each with its userfaultfd.
-fn own_descriptors() -> impl Iterator<Item = (&'static Descriptor, Uffd)> {
+fn own_descriptors() -> impl Iterator<Item = (&'static UffdDescriptor, Uffd)> {
     let main = STATE.is_active().then(|| ARENA.descriptor());
     let descriptors = main.into_iter().chain([CHANGES.descriptor()]);
     descriptors.filter_map(|descriptor| descriptor.open().map(|uffd| (descriptor, uffd)))
@@ -310,11 +310,11 @@ pub fn descriptors() -> impl Iterator<Item = ProgramFd> {
 /// Moves one of the engine's descriptors to another number, because the program is about to use this one.
 /// False: no descriptor has the number. If no other number is free, placements fail from then on and bytes
 /// are copied instead; the handler has its own table.
-pub fn make_way(fd: ProgramFd) -> bool {
+pub fn relocate_descriptor(fd: ProgramFd) -> bool {
     let Some((descriptor, uffd)) = own_descriptors().find(|(_, uffd)| uffd.as_program() == fd) else {
         return false;
     };
-    descriptor.renumber(uncopy_sys::fd::duplicate_high(fd).map(Uffd::from));
+    descriptor.set_program_fd(uncopy_sys::fd::duplicate_high(fd).map(Uffd::from));
     uffd.close();
     true
 }

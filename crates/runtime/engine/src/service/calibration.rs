@@ -128,7 +128,7 @@ impl Calibration {
     /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time; drops pages
     /// instead where they are not moved.
     fn moves(&mut self, resident: ArenaPages, nonresident: ArenaPages) -> Result<(), Stop> {
-        if !uffd::moves() {
+        if !uffd::can_move_pages() {
             return self.drops(nonresident);
         }
         let uffd = ARENA.uffd();
@@ -157,7 +157,7 @@ impl Calibration {
             let pages = ArenaPages::new(pages.start, pages.start + count);
             // Pages that could not be filled are dropped sooner; `Costs` clamps the result.
             let fill = || _ = ARENA.fill_zeroes(ARENA.uffd(), ARENA.address(pages.start), pages.len_bytes());
-            let drop = || (pins::are_none() && ARENA.make_absent(pages)).then_some(()).ok_or(Stop);
+            let drop = || (pins::has_no_pins() && ARENA.make_absent(pages)).then_some(()).ok_or(Stop);
             self.time(fill, drop)
         };
         let (one_ns, many_ns) = (time(1)?, time(MOVED_PAGES)?);

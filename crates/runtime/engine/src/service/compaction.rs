@@ -26,12 +26,12 @@ use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
-use crate::service::shared;
+use crate::service::shared_views;
 use crate::state::{counters, limits};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use uncopy_core::addr::PAGE_BYTES;
-use uncopy_core::bounds::Kept;
+use uncopy_core::bounds::NeededPages;
 use uncopy_core::stats::Counter;
 
 /// Bound on the segments examined in one round; other segments follow in later rounds.
@@ -50,8 +50,8 @@ const STEP_SEGMENTS: usize = 8;
 #[derive(Default)]
 struct Usage {
     pages: u32,
-    used_at: u32,
-    kept: Kept,
+    last_used_round: u32,
+    kept: NeededPages,
     /// Addresses of the blocks with views of the segment, or with its open end.
     blocks: SmallVec<[usize; 2]>,
 }
@@ -122,7 +122,7 @@ impl Compaction {
             return 0;
         }
         let Some(mut locked) = at.try_lock() else { return 1 };
-        shared::put_old_in_place(&mut locked);
+        shared_views::place_idle_views(&mut locked);
         let mut views = 1;
         for_each_reference(&locked, |segment, range| {
             views += 1;
@@ -139,7 +139,7 @@ impl Compaction {
         }
         let usage = self.segments.entry(key).or_default();
         usage.pages = segment.pages();
-        usage.used_at = segment.used_at();
+        usage.last_used_round = segment.last_used_round();
         usage.kept.add(range.0, range.1);
         if usage.blocks.last() != Some(&base) {
             usage.blocks.push(base);
@@ -155,13 +155,13 @@ impl Compaction {
             return;
         }
         let round = limits::round();
-        let is_old = |usage: &Usage| limits::IS_EAGER || round.wrapping_sub(usage.used_at) > AGE;
+        let is_old = |usage: &Usage| limits::IS_EAGER || round.wrapping_sub(usage.last_used_round) > AGE;
         let wastes = |usage: &Usage| usage.waste_bytes() > 0 && usage.blocks.len() <= MAX_BLOCKS;
         let mut found: Vec<(u32, u32, usize)> = self
             .segments
             .iter()
             .filter(|(_, usage)| wastes(usage) && is_old(usage))
-            .map(|(key, usage)| (round.wrapping_sub(usage.used_at), *key, usage.waste_bytes()))
+            .map(|(key, usage)| (round.wrapping_sub(usage.last_used_round), *key, usage.waste_bytes()))
             .collect();
         self.has_young_waste = self.segments.values().any(|usage| wastes(usage) && !is_old(usage));
         // Least recently used first, and of equally old ones the most wasteful.
@@ -219,7 +219,7 @@ fn release(key: u32, usage: &Usage) -> Option<usize> {
         blocks.push(at.try_lock()?);
     }
     let mut segment: Option<Segment> = None;
-    let mut kept = Kept::new();
+    let mut kept = NeededPages::new();
     let mut views = 0;
     for locked in &mut blocks {
         // An input that continues after so long a time begins a new segment.

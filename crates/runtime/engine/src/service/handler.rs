@@ -12,11 +12,11 @@ use crate::range::block::{BlockRef, Locked};
 use crate::range::changes::CHANGES;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
-use crate::range::page_in::{fill_empty, materialize, zeroes};
+use crate::range::page_in::{fill_empty, materialize, place_zeroes};
+use crate::service::fork_window::Turn;
 use crate::service::release;
 use crate::service::requests::Inbox;
 use crate::service::upkeep::Rounds;
-use crate::service::window::Turn;
 use crate::state::phase::{Phase, STATE};
 use crate::state::{counters, recording};
 use core::ffi::c_void;
@@ -25,7 +25,7 @@ use uncopy_core::page_map::{Dropped, State, View};
 use uncopy_core::stats::REASON_RELEASED;
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::handler::{OwnersFault, Start};
+use uncopy_sys::handler::{HandlerStart, OwnersFault};
 use uncopy_sys::last_thread::{self, LastThread, Role};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
@@ -48,7 +48,7 @@ const MAX_LIST: usize = 2048;
 const CLEAR_TRIES: u32 = 2_000;
 
 uncopy_sys::statics! {
-    static START: Start = Start::new(Role::Faults);
+    static START: HandlerStart = HandlerStart::new(Role::Faults);
     /// Page whose fault tells the handler thread to end; 0: none; [`ENDING`]: the handler is ending.
     static END_PAGE: AtomicUsize = AtomicUsize::new(0);
 }
@@ -62,7 +62,7 @@ const MAX_END_POLLS: u32 = 50_000;
 /// To be called by the program's only thread, while no signal handler of the program can run. No view may
 /// be touched until a handler runs again.
 pub(crate) fn stop() -> bool {
-    if ARENA.uffd().ring(|page| END_PAGE.store(page, Release)).is_err() {
+    if ARENA.uffd().wake_handler(|page| END_PAGE.store(page, Release)).is_err() {
         return false;
     }
     for _ in 0..MAX_END_POLLS {
@@ -73,7 +73,7 @@ pub(crate) fn stop() -> bool {
     }
     // A thread that has stored `ENDING` ends without further conditions.
     let ends = END_PAGE.swap(0, AcqRel) == ENDING;
-    while ends && thread::handler_lives() {
+    while ends && thread::has_handler() {
         thread::pause();
     }
     if ends {
@@ -122,8 +122,8 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
     let (is_isolated, last_thread) = START.isolate([main, foreign]);
     let (main, foreign) = (Uffd::from_fd(main), (foreign >= 0).then(|| Uffd::from_fd(foreign)));
-    ARENA.descriptor().isolate(Some(main).filter(|_| is_isolated));
-    CHANGES.descriptor().isolate(foreign.filter(|_| is_isolated));
+    ARENA.descriptor().set_handler_fd(Some(main).filter(|_| is_isolated));
+    CHANGES.descriptor().set_handler_fd(foreign.filter(|_| is_isolated));
     let mut handler = Handler {
         main,
         foreign,
@@ -139,7 +139,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         must_end: false,
         rounds: Rounds::new(),
     };
-    START.tell(Ok(()));
+    START.report(Ok(()));
     handler.serve_all();
     handler.rounds.end();
     core::ptr::null_mut()
@@ -211,7 +211,7 @@ impl Handler {
         if ready.is_closed {
             return false;
         }
-        if let Some(foreign) = self.foreign.filter(|_| ready.second && CHANGES.begin_change()) {
+        if let Some(foreign) = self.foreign.filter(|_| ready.second && CHANGES.begin_read()) {
             let is_open = foreign.read(|message| match message {
                 Message::Fault(fault) => self.waiting.push((foreign, fault)),
                 Message::Change(change) => self.changes.push(change),
@@ -225,7 +225,7 @@ impl Handler {
             self.has_unread_changes = true;
             thread::pause();
         } else if core::mem::take(&mut self.has_unread_changes) {
-            CHANGES.end_change();
+            CHANGES.cancel_read();
         }
         self.must_release |= ready.control && self.inbox.take(self.control);
         let main = self.main;
@@ -251,7 +251,7 @@ impl Handler {
         }
         if self.must_release && self.changes.is_empty() {
             let is_retired = STATE.phase() == Phase::Inactive || release::try_retire(REASON_RELEASED);
-            self.must_release = !(is_retired && release::round_without_waiting());
+            self.must_release = !(is_retired && release::try_release_pass());
         }
         // A fault in unknown memory may be where a mapping has just been moved.
         let is_settled = self.changes.is_empty();
@@ -326,12 +326,12 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners_fault: &mut OwnersFa
         Some(_) => Location::HeapBlock,
     };
     match decide(place, is_settled) {
-        Action::Zeroes => zeroes(uffd, page_address),
+        Action::Zeroes => place_zeroes(uffd, page_address),
         Action::Wake => uffd.wake(page_address, PAGE_BYTES),
         Action::Retry => false,
         Action::FromMap => block
             .and_then(|at| at.try_lock())
-            .is_some_and(|mut locked| !locked.is_another() && serve_locked(&mut locked, page_address)),
+            .is_some_and(|mut locked| !locked.is_stale() && serve_locked(&mut locked, page_address)),
     }
 }
 
@@ -371,7 +371,7 @@ fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
     let found = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages)));
     let mut dropped = Dropped::new();
     match fill(page, found, locked.has_many_views(), |run, first| batch(at, page, run, first)) {
-        Filling::Zeroes => zeroes(at.uffd(), page_address),
+        Filling::Zeroes => place_zeroes(at.uffd(), page_address),
         Filling::Empty(pages) => {
             let alloc_site = at.slot.is_none().then(|| at.block.alloc_site());
             books::enter_empty_fault(alloc_site, pages);

@@ -4,10 +4,10 @@ pub mod activation;
 #[cfg_attr(loom, allow(dead_code, reason = "a model measures nothing"))]
 mod calibration;
 pub(crate) mod compaction;
-pub mod ending;
+pub(crate) mod fork_window;
 pub mod handler;
 pub mod release;
 mod requests;
-pub(crate) mod shared;
+pub(crate) mod shared_views;
+pub mod shutdown;
 pub(crate) mod upkeep;
-pub(crate) mod window;

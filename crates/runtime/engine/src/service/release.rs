@@ -52,9 +52,9 @@ pub fn release_all(why: &str) -> bool {
 /// follow earlier ones within `tries`.
 fn make_plain(at: BlockRef, tries: &mut u32, dropped: &mut Dropped<Segment>) -> bool {
     loop {
-        let mut locked = at.lock_for_service();
-        let undoing = at.slot.and_then(|_| CHANGES.try_undo());
-        if at.slot.is_none() || undoing.is_some() || *tries == 0 {
+        let mut locked = at.lock_for_handler();
+        let guard = at.slot.and_then(|_| CHANGES.try_hold_settled());
+        if at.slot.is_none() || guard.is_some() || *tries == 0 {
             return locked.make_plain(dropped);
         }
         drop(locked);
@@ -65,7 +65,7 @@ fn make_plain(at: BlockRef, tries: &mut u32, dropped: &mut Dropped<Segment>) -> 
 
 /// Releases all views if uncopy's own data had to come from the reserve. To be called with no lock held.
 #[inline]
-pub fn release_if_low() {
+pub fn release_if_memory_low() {
     if uncopy_sys::alloc::is_low() && STATE.is_active() {
         let why = "the kernel gives no memory for uncopy's own data";
         release_all(why);
@@ -75,7 +75,7 @@ pub fn release_if_low() {
 
 /// Makes one pass for the handler thread, after [`try_retire`]; blocks that another thread has locked are
 /// left for the next pass. Returns whether nothing is left.
-pub(crate) fn round_without_waiting() -> bool {
+pub(crate) fn try_release_pass() -> bool {
     round(|at, dropped| at.try_lock().is_some_and(|mut locked| locked.make_plain(dropped)))
 }
 

@@ -49,18 +49,18 @@ impl Inbox {
 /// Begins a recording. Existing views stay and are served; none are added until the end. If recording
 /// fails, the counters have the reason.
 fn begin(directory: &[u8], min_size_bytes: u64) {
-    POLICY.pause(true);
+    POLICY.set_paused(true);
     set_reason("nothing is elided for now: it is recorded what is copied");
     session::begin(directory, usize::try_from(min_size_bytes).unwrap_or(usize::MAX));
     session::set_costs(&POLICY.costs.snapshot());
     if !uncopy_record::is_on() {
-        POLICY.pause(false);
+        POLICY.set_paused(false);
     }
 }
 
 fn end() {
     session::end();
-    POLICY.pause(false);
+    POLICY.set_paused(false);
     set_reason("");
 }
 

@@ -11,12 +11,12 @@
 //! rounds stop and the thread sleeps until the kernel wakes it. A thread that then leaves memory behind
 //! touches a page ([`bell`]), whose fault the kernel reports.
 //!
-//! A step is part of the handler's turn, for whose end a fork waits (`window`), so that no page, block or reference
+//! A step is part of the handler's turn, for whose end a fork waits (`fork_window`), so that no page, block or reference
 //! is on the handler's stack when a process is copied. A step waits for no lock of a class or a block.
 
 use crate::arena::pages::ARENA;
 use crate::range::heap::HEAP;
-use crate::range::heap::retention::Taken;
+use crate::range::heap::retention::DetachedBlock;
 use crate::service::compaction::Compaction;
 use crate::state::{bell, counters, limits};
 use uncopy_core::classes::CLASSES;
@@ -47,7 +47,7 @@ struct State {
     stage: Stage,
     compaction: Compaction,
     /// A free block that is in no list at the moment.
-    taken: Option<Taken>,
+    taken: Option<DetachedBlock>,
     /// Values of `WATCHED` when segments were last examined and nothing was left to do.
     seen: Option<[u64; WATCHED.len()]>,
     /// True if segments were found that will be old enough in the next round.

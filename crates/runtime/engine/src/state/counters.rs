@@ -6,7 +6,7 @@
 
 use core::fmt::Write;
 use core::sync::atomic::AtomicU64;
-use uncopy_core::policy::trials::{Standing, standing};
+use uncopy_core::policy::trials::{FactorReport, report};
 use uncopy_core::stats::{
     self, CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, INITIAL_PID_NAMESPACE, MAGIC, PID_OFFSET,
     REASON_CAPACITY_BYTES, REASON_LEN_OFFSET, REASON_OFFSET, SHARD_BYTES, Snapshot, StatsName, TRIALS_OFFSET,
@@ -77,7 +77,7 @@ fn own_shard() -> usize {
 
 /// Number of shards in which a thread has ever counted.
 fn used_shards() -> usize {
-    if cfg!(loom) { 1 } else { (thread::numbers() as usize).clamp(1, SHARDS) }
+    if cfg!(loom) { 1 } else { (thread::numbered_threads() as usize).clamp(1, SHARDS) }
 }
 
 fn index(which: Counter, shard: usize) -> usize {
@@ -145,7 +145,7 @@ static ASKED: [Asked; stats::SHARDS] =
 
 /// Adds to a gauge and raises its peak.
 #[inline]
-pub fn raise(gauge: Counter, peak: Counter, value: usize) {
+pub fn add_with_peak(gauge: Counter, peak: Counter, value: usize) {
     let new = tally(gauge, value as u64);
     if SHARDS == 1 {
         // `ASKED` outlives a model's run, and each run must take the same steps.
@@ -195,10 +195,10 @@ pub fn set_reason(reason: &str) {
 }
 
 /// Publishes the standing of a factor's trials.
-pub fn set_trial(factor: usize, standing: &Standing) {
+pub fn set_trial(factor: usize, standing: &FactorReport) {
     crate::state::ledger::set_trial(factor, standing);
     for (at, value) in standing.to_words().into_iter().enumerate() {
-        page().0[(TRIALS_OFFSET + standing::offset(factor)) / 8 + at].store(value, Relaxed);
+        page().0[(TRIALS_OFFSET + report::offset(factor)) / 8 + at].store(value, Relaxed);
     }
 }
 
@@ -418,7 +418,7 @@ pub fn close_control() {
 
 /// Follows a call that may have changed the user namespace. `before`: effective user id before the call. If
 /// it differs, user ids mean something else, and the counters stay private from then on.
-pub fn follow_user(before: u32) {
+pub fn unpublish_if_user_changed(before: u32) {
     if uncopy_sys::ids::effective_user() != before {
         HAS_FOREIGN_IDS.store(true, Relaxed);
     }

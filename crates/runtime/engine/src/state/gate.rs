@@ -7,11 +7,11 @@ use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Order
 
 uncopy_sys::statics! {
     /// Smallest copy, input or output that a hook handles, bytes: for the engine or for a recording.
-    pub static MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+    pub static MIN_HOOK_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest input or output that a hook handles where it may be a stream's, bytes.
     pub static MIN_STREAM_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest copy, input or output that the engine handles, bytes; `usize::MAX`: none.
-    pub static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+    pub static MIN_ENGINE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest allocation that the block heap serves, bytes; `usize::MAX`: none.
     pub static HEAP_MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// First address of the block heap.
@@ -20,18 +20,18 @@ uncopy_sys::statics! {
     pub static HEAP_LEN_BYTES: AtomicUsize = AtomicUsize::new(0);
     /// Number of registered blocks and foreign ranges: no other memory can have absent pages.
     static REGISTERED: AtomicUsize = AtomicUsize::new(0);
-    /// Whether the program's allocator serves every allocation: see [`leave_allocations`].
-    pub static LEAVES_ALLOCATIONS: AtomicBool = AtomicBool::new(false);
+    /// Whether the program's allocator serves every allocation: see [`disable_heap`].
+    pub static HEAP_IS_DISABLED: AtomicBool = AtomicBool::new(false);
     /// Whether `free` examines every pointer, because some may be unknown to every allocator, or because
     /// the program is recorded.
-    pub static FREE_LOOKS: AtomicBool = AtomicBool::new(false);
+    pub static FREE_CHECKS_POINTERS: AtomicBool = AtomicBool::new(false);
 }
 
 /// Smallest copy, input or output that the engine handles, bytes; `usize::MAX`: none.
 #[inline]
 #[must_use]
-pub fn min_size_bytes() -> usize {
-    MIN_SIZE_BYTES.load(Relaxed)
+pub fn min_engine_bytes() -> usize {
+    MIN_ENGINE_BYTES.load(Relaxed)
 }
 
 /// Smallest allocation that the block heap serves, bytes; `usize::MAX`: none.
@@ -58,16 +58,16 @@ pub fn has_registered() -> bool {
     REGISTERED.load(Relaxed) != 0
 }
 
-pub(crate) fn note_registered() {
+pub(crate) fn count_registered() {
     REGISTERED.fetch_add(1, Relaxed);
 }
 
-pub(crate) fn note_unregistered() {
+pub(crate) fn count_unregistered() {
     REGISTERED.fetch_sub(1, Relaxed);
 }
 
 /// Stops handing out blocks, whatever the options: the program passes pointers to functions that do not know blocks.
-pub fn leave_allocations() {
-    LEAVES_ALLOCATIONS.store(true, Relaxed);
+pub fn disable_heap() {
+    HEAP_IS_DISABLED.store(true, Relaxed);
     HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
 }

@@ -9,18 +9,18 @@ use crate::state::recording;
 use core::ffi::CStr;
 use core::sync::atomic::AtomicU64;
 use uncopy_core::ledger::{
-    COSTS_OFFSET, ENTRIES_OFFSET, ENTRY_BYTES, Field, HANDED_OUT_OFFSET, LEDGER_BYTES, MAGIC, MODULE_BYTES,
-    MODULES, MODULES_OFFSET, NAME_OFFSET, NO_MODULE, PATH_CAPACITY_BYTES, PHASE_OFFSET, PID_OFFSET, Phase,
-    REASON_CAPACITY_BYTES, REASON_LEN_OFFSET, REASON_OFFSET, SLOT_BYTES, SLOTS, SLOTS_OFFSET, STREAMS_OFFSET,
-    TRIALS_OFFSET, what,
+    COSTS_OFFSET, ENTRIES_OFFSET, ENTRY_BYTES, Field, LEDGER_BYTES, MAGIC, MODULE_BYTES, MODULES,
+    MODULES_OFFSET, NAME_OFFSET, NO_MODULE, PATH_CAPACITY_BYTES, PHASE_OFFSET, PID_OFFSET, Phase,
+    REASON_CAPACITY_BYTES, REASON_LEN_OFFSET, REASON_OFFSET, SLOT_BYTES, SLOTS, SLOTS_OFFSET,
+    SLOTS_USED_OFFSET, STREAMS_OFFSET, TRIALS_OFFSET, pack_kind,
 };
 use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::costs::Cost;
 use uncopy_core::policy::sites::{SITES, size_class};
-use uncopy_core::policy::trials::{Standing, standing};
-use uncopy_core::policy::{Costs, Kind};
+use uncopy_core::policy::trials::{FactorReport, report};
+use uncopy_core::policy::{Costs, SiteKind};
 use uncopy_core::streams::Outcome;
-use uncopy_sys::filter::{self, Feature};
+use uncopy_sys::filter::{self, CallGroup};
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -78,7 +78,7 @@ fn take_slot() -> Option<usize> {
         return None;
     }
     let ledger = LEDGER.load(Relaxed);
-    let index = word(ledger + HANDED_OUT_OFFSET).fetch_add(1, Relaxed) as usize;
+    let index = word(ledger + SLOTS_USED_OFFSET).fetch_add(1, Relaxed) as usize;
     if index >= SLOTS {
         return None;
     }
@@ -123,10 +123,10 @@ pub fn set_costs(costs: &Costs) {
 }
 
 /// Publishes the standing of a factor's trials.
-pub fn set_trial(factor: usize, standing: &Standing) {
+pub fn set_trial(factor: usize, standing: &FactorReport) {
     let Some(slot) = slot() else { return };
     for (at, value) in standing.to_words().into_iter().enumerate() {
-        word(slot + TRIALS_OFFSET + standing::offset(factor) + 8 * at).store(value, Relaxed);
+        word(slot + TRIALS_OFFSET + report::offset(factor) + 8 * at).store(value, Relaxed);
     }
 }
 
@@ -177,7 +177,7 @@ impl Entry {
     }
 
     /// Enters a call, and the identity of the site if the entry has none yet.
-    fn call(self, kind: Kind, caller: usize, len_bytes: usize) {
+    fn call(self, kind: SiteKind, caller: usize, len_bytes: usize) {
         let known = self.field(Field::Caller).load(Relaxed);
         if known == 0 {
             self.introduce(kind, caller, len_bytes);
@@ -189,22 +189,22 @@ impl Entry {
     }
 
     #[cold]
-    fn introduce(self, kind: Kind, caller: usize, len_bytes: usize) {
+    fn introduce(self, kind: SiteKind, caller: usize, len_bytes: usize) {
         if self.field(Field::Caller).compare_exchange(0, caller as u64, Relaxed, Relaxed).is_err() {
             return;
         }
         let (module, file_offset) = find_module(caller).unwrap_or((NO_MODULE, 0));
         self.set(Field::FileOffset, file_offset);
-        self.set(Field::What, what(kind, size_class(len_bytes), module));
+        self.set(Field::PackedKind, pack_kind(kind, size_class(len_bytes), module));
     }
 }
 
 /// Index of the module that holds an address, and the address's offset in the module's file.
 fn find_module(address: usize) -> Option<(u64, u64)> {
-    if IS_SEALED.load(Relaxed) || !filter::allows(Feature::Proc) {
+    if IS_SEALED.load(Relaxed) || !filter::allows(CallGroup::Proc) {
         return None;
     }
-    let _errno = uncopy_sys::errno::Keep::new();
+    let _errno = uncopy_sys::errno::SavedErrno::new();
     let mut path = [0; PATH_CAPACITY_BYTES];
     let position = uncopy_sys::procmap::file_at(address, &mut path).ok()??;
     let path = &path[..position.path_len_bytes];
@@ -235,7 +235,7 @@ pub fn entry(site: SiteId) -> Option<Entry> {
 
 /// Enters a call of a copy or an input site, if accounts are kept.
 #[inline]
-pub fn call(site: SiteId, kind: Kind, caller: usize, len_bytes: usize) {
+pub fn record_call(site: SiteId, kind: SiteKind, caller: usize, len_bytes: usize) {
     if let Some(entry) = entry(site) {
         entry.call(kind, caller, len_bytes);
     }
@@ -258,7 +258,7 @@ impl Entry {
 
     /// Publishes the balance, the calls left off and the learned pages of the site.
     pub(crate) fn publish_standing(self, site: SiteId) {
-        let (balance_ns, off_calls, _) = POLICY.sites.standing(site);
+        let (balance_ns, off_calls, _) = POLICY.sites.snapshot(site);
         self.set(Field::Balance, balance_ns.cast_unsigned());
         self.set(Field::OffCalls, u64::from(off_calls));
         let learned = POLICY.touches.learned(site);
@@ -269,7 +269,7 @@ impl Entry {
 
 /// Enters a call that was not elided, for the reason `why`.
 #[inline]
-pub fn refused(site: SiteId, why: Field) {
+pub fn record_refusal(site: SiteId, why: Field) {
     if let Some(entry) = entry(site) {
         entry.add(why, 1);
         entry.publish_standing(site);
@@ -279,15 +279,15 @@ pub fn refused(site: SiteId, why: Field) {
 /// The entry of an allocation site, if accounts are kept.
 #[inline]
 #[must_use]
-pub fn allocation(site: u16) -> Option<Entry> {
+pub fn allocation_entry(site: u16) -> Option<Entry> {
     if are_kept() { Entry::at(SITES + usize::from(site)) } else { None }
 }
 
 /// Enters a block that is handed out.
 #[inline]
-pub fn allocated(site: u16, caller: usize, len_bytes: usize, is_registered: bool) {
-    if let Some(entry) = allocation(site) {
-        entry.call(Kind::Allocation, caller, len_bytes);
+pub fn record_allocation(site: u16, caller: usize, len_bytes: usize, is_registered: bool) {
+    if let Some(entry) = allocation_entry(site) {
+        entry.call(SiteKind::Allocation, caller, len_bytes);
         entry.add(Field::Plain, u64::from(!is_registered));
         entry.set(Field::Balance, i64::from(POLICY.placement.score(site)).cast_unsigned());
     }

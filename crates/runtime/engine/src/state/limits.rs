@@ -61,7 +61,7 @@ pub(crate) fn count_foreign(came_bytes: usize, went_bytes: usize) {
 #[must_use]
 pub fn admits(len_bytes: usize) -> bool {
     let segments_bytes = counters::get(Counter::SegmentsBytes) as usize;
-    let admits = segments_bytes.saturating_add(len_bytes) <= bounds().segments(program_bytes());
+    let admits = segments_bytes.saturating_add(len_bytes) <= bounds().max_segments_bytes(program_bytes());
     if !admits {
         counters::add(Counter::RefusedBytes, len_bytes);
     }
@@ -71,13 +71,13 @@ pub fn admits(len_bytes: usize) -> bool {
 /// Bound on the reservoir, bytes.
 #[must_use]
 pub fn max_reservoir_bytes() -> usize {
-    bounds().reservoir(program_bytes())
+    bounds().max_reservoir_bytes(program_bytes())
 }
 
 /// Bound on the pages that free blocks retain, bytes.
 #[must_use]
 pub fn max_retained_bytes() -> usize {
-    bounds().retained(program_bytes())
+    bounds().max_free_blocks_bytes(program_bytes())
 }
 
 /// Bound on the bytes of segments that no view needs, bytes.
@@ -86,7 +86,7 @@ pub fn max_waste_bytes() -> usize {
     if IS_EAGER {
         return 0;
     }
-    bounds().waste(program_bytes(), counters::get(Counter::SegmentsBytes) as usize)
+    bounds().max_waste_bytes(program_bytes(), counters::get(Counter::SegmentsBytes) as usize)
 }
 
 /// Number of the current round of upkeep.

@@ -2,10 +2,10 @@
 
 pub(crate) mod bell;
 pub mod counters;
-pub mod early;
 pub mod gate;
 pub mod ledger;
 pub mod limits;
 pub mod phase;
 pub mod policy;
 pub mod recording;
+pub mod warmup;

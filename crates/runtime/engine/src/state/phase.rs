@@ -1,14 +1,16 @@
 //! The engine's phase, and the reason for it.
 
-use crate::state::gate::{FREE_LOOKS, HEAP_MIN_BYTES, MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
+use crate::state::gate::{
+    FREE_CHECKS_POINTERS, HEAP_MIN_BYTES, MIN_ENGINE_BYTES, MIN_HOOK_BYTES, MIN_STREAM_BYTES,
+};
 use crate::state::policy::POLICY;
 use crate::state::{counters, recording};
 use uncopy_core::recording::Sampled;
 use uncopy_core::stats::Counter;
-use uncopy_sys::awake;
+use uncopy_sys::features;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem;
-use uncopy_sys::sync::Apart;
+use uncopy_sys::sync::CachePadded;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
@@ -32,7 +34,7 @@ pub enum Phase {
 /// State of the engine as a whole.
 pub struct State {
     /// Held while the engine is activated or retired, and across a fork.
-    pub(crate) activation: Apart<Lock>,
+    pub(crate) activation: CachePadded<Lock>,
     phase: AtomicU8,
     max_registered: AtomicU64,
     has_warned: AtomicBool,
@@ -41,7 +43,7 @@ pub struct State {
 uncopy_sys::statics! {
     /// State of this process's engine.
     pub static STATE: State = State {
-        activation: Apart(Lock::new()),
+        activation: CachePadded(Lock::new()),
         phase: AtomicU8::new(Phase::Dormant as u8),
         max_registered: AtomicU64::new(DEFAULT_REGISTERED),
         has_warned: AtomicBool::new(false),
@@ -68,7 +70,7 @@ impl State {
 
     /// Enters the phase `Active`, once all that it needs exists. Under the lock of activation.
     pub(crate) fn activate(&self) {
-        awake::wake();
+        features::set_active();
         self.phase.store(Phase::Active as u8, Release);
     }
 
@@ -99,7 +101,7 @@ impl State {
     /// Prints one line on standard error, the first time only.
     pub(crate) fn warn_once(&self, why: &str) {
         if !self.has_warned.swap(true, Relaxed) {
-            mem::say(format_args!("uncopy: inactive: {why}; see 'uncopy doctor'\n"));
+            mem::write_stderr(format_args!("uncopy: inactive: {why}; see 'uncopy doctor'\n"));
         }
     }
 
@@ -115,14 +117,14 @@ impl State {
 }
 
 fn close_gates() {
-    set_min_size(usize::MAX);
+    set_min_engine_bytes(usize::MAX);
     HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
 }
 
 /// Sets the smallest size that the engine handles, bytes.
-pub(crate) fn set_min_size(bytes: usize) {
-    MIN_SIZE_BYTES.store(bytes, Relaxed);
-    settle_gates();
+pub(crate) fn set_min_engine_bytes(bytes: usize) {
+    MIN_ENGINE_BYTES.store(bytes, Relaxed);
+    update_gates();
 }
 
 uncopy_sys::statics! {
@@ -131,25 +133,25 @@ uncopy_sys::statics! {
 }
 
 /// Makes hooks handle every input and output that may be a stream's, however small.
-pub fn look_at_streams() {
+pub fn handle_all_stream_io() {
     HAS_LANES.store(true, Relaxed);
-    settle_gates();
+    update_gates();
 }
 
 /// Recomputes the gates after an input of theirs has changed.
-pub fn settle_gates() {
+pub fn update_gates() {
     let is_recording = uncopy_record::is_on();
     if is_recording {
-        FREE_LOOKS.store(true, Relaxed);
+        FREE_CHECKS_POINTERS.store(true, Relaxed);
     }
     let sampled = if STATE.is_active() { Sampled::Yes } else { Sampled::No };
-    let samples = is_recording && POLICY.is_paused() && MIN_SIZE_BYTES.load(Relaxed) != usize::MAX;
+    let samples = is_recording && POLICY.is_paused() && MIN_ENGINE_BYTES.load(Relaxed) != usize::MAX;
     recording::switch(samples, sampled);
     // Two threads may do this at once: the last to store sees both changes.
     loop {
-        let least = || MIN_SIZE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
+        let least = || MIN_ENGINE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
         let stored = least();
-        MIN_BYTES.store(stored, Relaxed);
+        MIN_HOOK_BYTES.store(stored, Relaxed);
         MIN_STREAM_BYTES.store(if HAS_LANES.load(Relaxed) { 1 } else { stored }, Relaxed);
         if cfg!(loom) || least() == stored {
             return;

@@ -4,7 +4,7 @@ use uncopy_core::options::Policy;
 use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::trials::catalogue::ELISION;
 use uncopy_core::policy::{Carriers, Learned, Placement, Sampling, SharedCosts, Sites, Touches};
-use uncopy_sys::sync::Apart;
+use uncopy_sys::sync::CachePadded;
 use uncopy_sys::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Bit of the mode that is set while eliding is paused.
@@ -14,30 +14,30 @@ const PAUSED: u8 = 1 << 7;
 /// slow down another's reads.
 pub struct Accounts {
     /// Costs of operations on this machine.
-    pub costs: Apart<SharedCosts>,
+    pub costs: CachePadded<SharedCosts>,
     /// Accounts of the call sites.
-    pub sites: Apart<Sites>,
+    pub sites: CachePadded<Sites>,
     /// Inputs that are sampled while a program is recorded.
-    pub sampling: Apart<Sampling>,
+    pub sampling: CachePadded<Sampling>,
     /// Pages of the sites' buffers that the program touches.
-    pub touches: Apart<Touches>,
+    pub touches: CachePadded<Touches>,
     /// Allocation sites whose buffers carry data.
-    pub carriers: Apart<Carriers>,
+    pub carriers: CachePadded<Carriers>,
     /// Accounts of the allocation sites.
-    pub placement: Apart<Placement>,
-    mode: Apart<AtomicU8>,
+    pub placement: CachePadded<Placement>,
+    mode: CachePadded<AtomicU8>,
 }
 
 uncopy_sys::statics! {
     /// Policy and accounts of this process.
     pub static POLICY: Accounts = Accounts {
-        costs: Apart(SharedCosts::new()),
-        sites: Apart(Sites::new()),
-        sampling: Apart(Sampling::new()),
-        touches: Apart(Touches::new()),
-        carriers: Apart(Carriers::new()),
-        placement: Apart(Placement::new()),
-        mode: Apart(AtomicU8::new(Policy::Auto as u8)),
+        costs: CachePadded(SharedCosts::new()),
+        sites: CachePadded(Sites::new()),
+        sampling: CachePadded(Sampling::new()),
+        touches: CachePadded(Touches::new()),
+        carriers: CachePadded(Carriers::new()),
+        placement: CachePadded(Placement::new()),
+        mode: CachePadded(AtomicU8::new(Policy::Auto as u8)),
     };
 }
 
@@ -58,7 +58,7 @@ impl Accounts {
     }
 
     /// Whether the configured mode is `mode`, paused or not.
-    pub(crate) fn is_set_to(&self, mode: Policy) -> bool {
+    pub(crate) fn is_configured_as(&self, mode: Policy) -> bool {
         self.mode.load(Relaxed) & !PAUSED == mode as u8
     }
 
@@ -68,7 +68,7 @@ impl Accounts {
     }
 
     /// Pauses eliding, or resumes it. Existing views stay.
-    pub(crate) fn pause(&self, pauses: bool) {
+    pub(crate) fn set_paused(&self, pauses: bool) {
         if pauses {
             self.mode.fetch_or(PAUSED, Relaxed);
         } else {
@@ -85,20 +85,20 @@ impl Accounts {
 
     /// Whether a trial leaves eliding out at the moment. To be asked where no call could be elided.
     #[must_use]
-    pub fn leaves_eliding_out(&self) -> bool {
+    pub fn trial_disables_eliding(&self) -> bool {
         uncopy_trials::is_left_out(ELISION)
     }
 
     /// Pages of the site's next buffer to copy because the program touches them. To be asked once for each
     /// call that could elide.
     #[must_use]
-    pub fn to_copy(&self, site: SiteId) -> Learned {
+    pub fn pages_to_copy(&self, site: SiteId) -> Learned {
         if self.mode() == Policy::Auto { self.touches.to_copy(site) } else { Learned::default() }
     }
 
     /// Whether every block is registered from the start (for testing).
     #[must_use]
-    pub fn always_places_registered(&self) -> bool {
+    pub fn registers_every_block(&self) -> bool {
         self.mode() == Policy::Always
     }
 }

@@ -19,7 +19,7 @@ use uncopy_core::addr::{ByteRange, PAGE_BYTES};
 use uncopy_core::options::{Options, Policy};
 use uncopy_core::page_map::Dropped;
 use uncopy_core::plan::{Piece, plan};
-use uncopy_core::policy::Kind as SiteKind;
+use uncopy_core::policy::SiteKind;
 use uncopy_sys::inject::{self, Kind};
 use uncopy_sys::lock::Critical;
 
@@ -91,7 +91,7 @@ fn page_of_a_foreign_range_that_cannot_be_copied_in_takes_fresh_arena_pages_of_t
         assert!(Instant::now() < end, "no page was taken from the arena");
         thread::yield_now();
     }
-    inject::refuse_nothing();
+    inject::stop_refusing();
     assert!(arena_is_registered_with_main(), "arena memory belongs to another userfaultfd");
     while !reader.is_finished() {
         assert!(Instant::now() < end, "the touched page was not put in place");

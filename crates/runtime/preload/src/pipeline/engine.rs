@@ -5,12 +5,12 @@ use super::lending::{Lending, send_lent};
 use super::op::{Buffers, Op};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{MSG_ZEROCOPY, ssize_t};
-use uncopy_engine::call::input::Arrival;
+use uncopy_engine::call::input::ReceiveResult;
 use uncopy_engine::call::input::{self, Input};
-use uncopy_engine::call::little;
 use uncopy_engine::call::output::{self, Output};
-use uncopy_engine::range::carrying;
-use uncopy_engine::state::gate::{self, MIN_SIZE_BYTES};
+use uncopy_engine::call::short_reads;
+use uncopy_engine::range::carriers;
+use uncopy_engine::state::gate::{self, MIN_ENGINE_BYTES};
 use uncopy_engine::state::phase::STATE;
 use uncopy_sys::errno;
 use uncopy_sys::iovec::Part;
@@ -18,7 +18,7 @@ use uncopy_sys::stack_room;
 
 /// True if any buffer may hold views; before that, vectors are not examined.
 pub fn may_have_views() -> bool {
-    MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && STATE.is_active()
+    MIN_ENGINE_BYTES.load(Relaxed) != usize::MAX && STATE.is_active()
 }
 
 #[inline(always)]
@@ -29,7 +29,7 @@ pub fn send(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ssize_t {
     }
     match &op.buffers {
         Buffers::One(part) => send_parts(op, part, call),
-        _ if !(may_have_views() || carrying::looks_at_outputs()) => call(None),
+        _ if !(may_have_views() || carriers::examines_outputs()) => call(None),
         _ => match op.buffers.parts() {
             Some(parts) => send_parts(op, parts, call),
             None => call(None),
@@ -40,10 +40,10 @@ pub fn send(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ssize_t {
 #[inline(always)]
 fn send_parts(op: &Op, parts: &[Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ssize_t {
     if !output::is_candidate(parts) {
-        carrying::sent(parts, gate::min_size_bytes());
+        carriers::record_output(parts, gate::min_engine_bytes());
         return call(None);
     }
-    if stack_room::is_left(stack_room::FOR_OUTPUT) { gather(op, parts, call) } else { call(None) }
+    if stack_room::is_available(stack_room::FOR_OUTPUT_BYTES) { gather(op, parts, call) } else { call(None) }
 }
 
 #[inline(never)]
@@ -72,15 +72,18 @@ fn gather(op: &Op, parts: &[Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -
 }
 
 #[inline(always)]
-pub fn receive(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Arrival {
+pub fn receive(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
     let is_candidate = match &op.buffers {
         Buffers::One(part) => input::is_candidate(part),
-        _ => MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && stack_room::is_left(stack_room::FOR_ONE),
+        _ => {
+            MIN_ENGINE_BYTES.load(Relaxed) != usize::MAX
+                && stack_room::is_available(stack_room::FOR_COPY_BYTES)
+        }
     };
     if !is_candidate {
-        return Arrival::plainly(call(None));
+        return ReceiveResult::passthrough(call(None));
     }
-    if little::is_likely(op.caller) {
+    if short_reads::is_likely(op.caller) {
         return receive_plainly(op, call);
     }
     match op.buffers {
@@ -90,9 +93,9 @@ pub fn receive(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Arrival {
 }
 
 #[inline(never)]
-fn receive_several(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Arrival {
+fn receive_several(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
     let Some(given) = op.buffers.parts().filter(|given| input::is_candidate(given)) else {
-        return Arrival::plainly(call(None));
+        return ReceiveResult::passthrough(call(None));
     };
     // The engine replaces these parts in place.
     let mut room = [Part::NONE; input::MAX_PARTS];
@@ -103,7 +106,7 @@ fn receive_several(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Arriv
 
 /// Lets the call fill the engine's buffers, if that pays.
 #[inline(always)]
-fn redirect(op: &Op, parts: &mut [Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Arrival {
+fn redirect(op: &Op, parts: &mut [Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
     let Some(input) = Input::begin(parts, op.caller) else { return receive_plainly(op, call) };
     let result = input.call(|parts| call(Some(parts)));
     let is_misaligned = result == -1 && errno::get() == libc::EINVAL;
@@ -113,13 +116,13 @@ fn redirect(op: &Op, parts: &mut [Part], call: &impl Fn(Option<&[Part]>) -> ssiz
         // O_DIRECT may refuse parts that do not end at a sector boundary. Nothing was read.
         return receive_plainly(op, call);
     }
-    little::note(op.caller, got_bytes);
-    Arrival { result, is_engines: true }
+    short_reads::record(op.caller, got_bytes);
+    ReceiveResult { result, handled_by_engine: true }
 }
 
 #[inline(always)]
-fn receive_plainly(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Arrival {
+fn receive_plainly(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
     let result = call(None);
-    little::note(op.caller, usize::try_from(result).unwrap_or(0));
-    Arrival::plainly(result)
+    short_reads::record(op.caller, usize::try_from(result).unwrap_or(0));
+    ReceiveResult::passthrough(result)
 }

@@ -38,7 +38,7 @@ pub fn send_lent(fd: ProgramFd, output: &mut Output, flags: c_int) -> Lending {
     let mut is_referred = false;
     let sent = output.call(|_| send(fd, &mut parts, flags, plan, waits, &mut is_referred));
     if !is_referred {
-        output.was_copied();
+        output.mark_copied();
     }
     match sent {
         Err(Errno::EAGAIN) if waits => Lending::Gather,

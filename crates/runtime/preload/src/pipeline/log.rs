@@ -8,7 +8,7 @@ use uncopy_sys::iovec::Part;
 /// True if the call writes to a file that may take part in a log.
 #[inline(always)]
 pub fn is_candidate(op: &Op) -> bool {
-    op.at.is_some() && files::is_known(op.fd())
+    op.at.is_some() && files::is_tracked(op.fd())
 }
 
 pub fn send(op: &Op, call: &dyn Fn(Option<&[Part]>) -> ssize_t, next: &dyn Fn() -> ssize_t) -> ssize_t {
@@ -17,7 +17,7 @@ pub fn send(op: &Op, call: &dyn Fn(Option<&[Part]>) -> ssize_t, next: &dyn Fn() 
         Some(parts) => files::write(op.fd(), at, parts, &|parts| call(Some(parts)), next),
         None => {
             // The kernel may accept a vector that is not aligned, so the write cannot be logged.
-            files::change(op.fd());
+            files::stop_logging(op.fd());
             next()
         }
     }

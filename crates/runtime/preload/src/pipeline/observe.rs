@@ -3,8 +3,8 @@
 use super::op::{Buffers, Op};
 use crate::messages::note_moved;
 use libc::ssize_t;
-use uncopy_engine::call::input::Arrival;
-use uncopy_engine::range::carrying;
+use uncopy_engine::call::input::ReceiveResult;
+use uncopy_engine::range::carriers;
 use uncopy_engine::state::gate;
 use uncopy_record::{Timer, Transfer};
 use uncopy_sys::errno;
@@ -21,16 +21,16 @@ pub fn send(op: &Op, next: impl FnOnce() -> ssize_t) -> ssize_t {
 }
 
 #[inline(always)]
-pub fn receive(op: &Op, next: impl FnOnce() -> Arrival) -> ssize_t {
+pub fn receive(op: &Op, next: impl FnOnce() -> ReceiveResult) -> ssize_t {
     let timer = begin(op);
-    let Arrival { result, is_engines } = next();
+    let ReceiveResult { result, handled_by_engine } = next();
     note_moved(result);
-    let min_bytes = gate::min_size_bytes();
+    let min_bytes = gate::min_engine_bytes();
     if usize::try_from(result).is_ok_and(|result| result >= min_bytes) {
         note_arrival(op, min_bytes);
     }
     if let Some(timer) = timer {
-        enter(op, timer, op.transfer.by_engine(is_engines), result);
+        enter(op, timer, op.transfer.by_engine(handled_by_engine), result);
     }
     result
 }
@@ -41,7 +41,7 @@ fn note_arrival(op: &Op, min_bytes: usize) {
     let mut parts = op.buffers.parts().unwrap_or_default().iter();
     if let Some(part) = parts.find(|part| part.len_bytes >= min_bytes) {
         let errno = errno::get();
-        carrying::received(op.fd(), op.transfer.is_socket, part.address, part.len_bytes, op.caller);
+        carriers::record_input(op.fd(), op.transfer.is_socket, part.address, part.len_bytes, op.caller);
         errno::set(errno);
     }
 }
@@ -60,7 +60,7 @@ fn enter(op: &Op, timer: Timer, transfer: Transfer, moved: ssize_t) {
         // SAFETY: the call has moved bytes, so the kernel has read the vector.
         unsafe {
             let (vector, count) = op.buffers.read_by_kernel();
-            timer.transferred_parts(transfer, vector, count, moved);
+            timer.record_parts(transfer, vector, count, moved);
         }
     }
 }

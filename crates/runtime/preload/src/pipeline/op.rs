@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_void};
 use libc::msghdr;
 use uncopy_record::Transfer;
-use uncopy_store::program::At;
+use uncopy_store::program::WriteAt;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::{self, MAX_PARTS, Part};
 
@@ -18,7 +18,7 @@ pub struct Op {
     /// Flags that the program passed to a send, if it is made with others so that it raises no signal.
     pub asked: Option<c_int>,
     /// Position in a file to which the call writes; `None`: no file, or a position unknown to a log.
-    pub at: Option<At>,
+    pub at: Option<WriteAt>,
     /// Return address of a receive in the program.
     pub caller: usize,
     /// Header of a recvmsg, readable; otherwise null.

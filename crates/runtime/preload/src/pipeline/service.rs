@@ -5,21 +5,21 @@ use super::op::Op;
 use crate::net;
 use core::ffi::c_int;
 use libc::ssize_t;
-use uncopy_engine::call::input::Arrival;
+use uncopy_engine::call::input::ReceiveResult;
 use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::file;
 
 #[inline(always)]
 pub fn send(op: &Op, next: impl FnOnce() -> ssize_t) -> ssize_t {
-    let sent = net::sent(op.fd(), next());
+    let sent = net::send_result(op.fd(), next());
     match op.asked {
-        Some(asked) => net::loud(op.fd(), asked, sent),
+        Some(asked) => net::raise_sigpipe(op.fd(), asked, sent),
         None => sent,
     }
 }
 
 #[inline(always)]
-pub fn receive(op: &Op, next: impl FnOnce() -> Arrival) -> Arrival {
+pub fn receive(op: &Op, next: impl FnOnce() -> ReceiveResult) -> ReceiveResult {
     let received = next();
     match op.stream {
         Some(flags) if received.result <= 0 && net::is_on() => receive_rest(Op { ..*op }, received, flags),
@@ -29,13 +29,13 @@ pub fn receive(op: &Op, next: impl FnOnce() -> Arrival) -> Arrival {
 
 /// Makes a receive that stores nothing.
 #[inline(always)]
-pub fn discard(op: &Op, next: impl FnOnce() -> Arrival) -> ssize_t {
-    if op.header.is_null() { net::received(op.fd(), next().result) } else { receive(op, next).result }
+pub fn discard(op: &Op, next: impl FnOnce() -> ReceiveResult) -> ssize_t {
+    if op.header.is_null() { net::recv_result(op.fd(), next().result) } else { receive(op, next).result }
 }
 
 /// Completes a receive that found nothing: with input from before a shutdown, or with an error.
 #[cold]
-fn receive_rest(op: Op, arrival: Arrival, flags: c_int) -> Arrival {
+fn receive_rest(op: Op, arrival: ReceiveResult, flags: c_int) -> ReceiveResult {
     let room_bytes = op.buffers.len_bytes();
     if room_bytes == Some(0) && op.header.is_null() {
         return arrival;
@@ -50,7 +50,7 @@ fn receive_rest(op: Op, arrival: Arrival, flags: c_int) -> Arrival {
     };
     let result = match room_bytes {
         None | Some(0) => arrival.result,
-        Some(room_bytes) => net::rest(op.fd(), arrival.result, || room_bytes, flags, read),
+        Some(room_bytes) => net::read_after_shutdown(op.fd(), arrival.result, || room_bytes, flags, read),
     };
-    Arrival { result: net::received(op.fd(), result), ..arrival }
+    ReceiveResult { result: net::recv_result(op.fd(), result), ..arrival }
 }

@@ -3,9 +3,9 @@
 use super::mapping::{map, map_at};
 use crate::call::{kernel, syscall};
 use crate::descriptor::Descriptor as _;
-use crate::directory::{FILE_MODE, PrivateDirectory};
 use crate::errno::{Errno, check};
 use crate::file;
+use crate::private_directory::{FILE_MODE, PrivateDirectory};
 use std::ffi::CStr;
 
 /// Creates a file that only its owner can read, in a directory that only its owner can enter, and
@@ -111,7 +111,7 @@ pub fn make_private_directory(directory: &CStr) -> Result<(), Errno> {
 }
 
 /// Writes a message to standard error with one system call, cut to 512 bytes, without allocating.
-pub fn say(message: core::fmt::Arguments<'_>) {
+pub fn write_stderr(message: core::fmt::Arguments<'_>) {
     struct Buffer([u8; 512], usize);
     impl core::fmt::Write for Buffer {
         fn write_str(&mut self, text: &str) -> core::fmt::Result {

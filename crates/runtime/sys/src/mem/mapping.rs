@@ -39,7 +39,7 @@ impl Reservation {
 
     /// Returns the reservation with this address and length, which was made before.
     #[must_use]
-    pub const fn part_of_ours(base: usize, len_bytes: usize) -> Self {
+    pub const fn from_existing(base: usize, len_bytes: usize) -> Self {
         Self { base, len_bytes }
     }
 
@@ -360,7 +360,7 @@ pub(crate) unsafe fn map_at(
 ///
 /// # Safety
 /// See mmap(2): with MAP_FIXED the caller must own the range.
-pub unsafe fn map_as_asked(
+pub unsafe fn map_for_program(
     address: *mut c_void,
     len_bytes: usize,
     protection: i32,

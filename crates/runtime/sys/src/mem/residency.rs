@@ -54,7 +54,7 @@ fn entries(fd: &OwnFd, page_address: usize, entries: &mut [u64]) -> bool {
 /// Whether the page at an address is present or swapped out. Without /proc, mincore(2) is used,
 /// which reports a swapped-out page as absent.
 #[must_use]
-pub fn is_there(page_address: usize) -> bool {
+pub fn is_present_or_swapped(page_address: usize) -> bool {
     let mut entry = [0u64];
     if page_table().is_some_and(|fd| entries(&fd, page_address, &mut entry)) {
         return entry[0] & PRESENT_OR_SWAPPED != 0;
@@ -161,7 +161,7 @@ fn scan(
 /// Returns how many of the first `pages` pages (at most 64) at `page_address` are present or swapped out, up
 /// to the first absent one; all of them if the kernel does not tell. One system call if they are present.
 #[must_use]
-pub fn present(page_address: usize, pages: usize) -> usize {
+pub fn leading_present_pages(page_address: usize, pages: usize) -> usize {
     let mut found = [0u8; 64];
     let pages = pages.min(found.len());
     if !may_call_mincore() {
@@ -174,10 +174,12 @@ pub fn present(page_address: usize, pages: usize) -> usize {
     if check(result).is_err() {
         return pages;
     }
-    (0..pages).take_while(|page| found[*page] & 1 == 1 || is_there(page_address + page * PAGE_BYTES)).count()
+    (0..pages)
+        .take_while(|page| found[*page] & 1 == 1 || is_present_or_swapped(page_address + page * PAGE_BYTES))
+        .count()
 }
 
-/// Does the work of [`present`] by the page table.
+/// Does the work of [`leading_present_pages`] by the page table.
 fn present_in_table(page_address: usize, pages: usize) -> usize {
     let mut table = [0u64; 64];
     let table = &mut table[..pages];
@@ -221,7 +223,7 @@ mod tests {
         assert_eq!(absent(4), Err(Errno(libc::E2BIG)));
         for (page, pages) in [(0, 10), (1, 10), (5, 3), (1023, 64), (1499, 1)] {
             let address = base + page * PAGE_BYTES;
-            assert_eq!(present(address, pages), present_in_table(address, pages), "{page}");
+            assert_eq!(leading_present_pages(address, pages), present_in_table(address, pages), "{page}");
         }
         assert_eq!(present_in_table(base, 10), 1);
         reservation.populate(base, PAGES as usize * PAGE_BYTES).expect("populate");

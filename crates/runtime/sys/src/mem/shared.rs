@@ -1,5 +1,5 @@
 //! Memory that other processes of the same user may map: sealed memory files of fixed length, which
-//! only their creator maps writable, except for [`Joint`] ones.
+//! only their creator maps writable, except for [`JointMemory`] ones.
 //!
 //! The descriptors belong to the thread that creates or receives them; the mappings to the process.
 
@@ -17,7 +17,7 @@ const MFD_NOEXEC_SEAL: u32 = 8;
 
 /// A mapping of shared memory that forked children do not get, with its file while that is open.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedMemory {
     base: usize,
     len_bytes: usize,
     fd: Option<OwnFd>,
@@ -61,7 +61,7 @@ fn check_sealed(fd: &OwnFd, len_bytes: usize) -> Result<(), Errno> {
     if is_long && seals & NEEDED_SEALS == NEEDED_SEALS { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-impl Shared {
+impl SharedMemory {
     /// No memory: base and length are 0.
     pub const NONE: Self = Self { base: 0, len_bytes: 0, fd: None };
 
@@ -196,12 +196,12 @@ const JOINT_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_
 
 /// Memory that processes of one user write together and forked children share; mapped until the process ends.
 #[derive(Clone, Copy, Debug)]
-pub struct Joint {
+pub struct JointMemory {
     base: usize,
     len_bytes: usize,
 }
 
-impl Joint {
+impl JointMemory {
     /// Creates `len_bytes` bytes (whole pages) of zeroes, and a descriptor by which other processes map them.
     ///
     /// # Errors
@@ -242,9 +242,9 @@ impl Joint {
     }
 
     /// Replaces the first `len_bytes` bytes (whole pages) of this process's mapping by private
-    /// zeroes, so that neither side sees the other's writes. References from [`Joint::as_ref`] stay
+    /// zeroes, so that neither side sees the other's writes. References from [`JointMemory::as_ref`] stay
     /// valid. If the kernel has no memory for this, the range becomes read-only.
-    pub fn part_with(&self, len_bytes: usize) {
+    pub fn detach_start(&self, len_bytes: usize) {
         let len_bytes = len_bytes.min(self.len_bytes);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -259,15 +259,15 @@ impl Joint {
         }
     }
 
-    /// Replaces all of the mapping. See [`Joint::part_with`].
-    pub fn part(&self) {
-        self.part_with(self.len_bytes);
+    /// Replaces all of the mapping. See [`JointMemory::detach_start`].
+    pub fn detach(&self) {
+        self.detach_start(self.len_bytes);
     }
 
     /// Unmaps the memory.
     ///
     /// # Safety
-    /// No reference from [`Joint::as_ref`] may be used any more.
+    /// No reference from [`JointMemory::as_ref`] may be used any more.
     pub unsafe fn unmap(self) {
         // SAFETY: the caller vouches that no reference to the mapping is left.
         unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, self.base, self.len_bytes)) };
@@ -285,8 +285,8 @@ mod tests {
 
     #[test]
     fn what_the_maker_writes_others_read_and_nobody_else_can_write() {
-        let made = Shared::make(c"test", 2 * PAGE_BYTES).expect("memory");
-        let read = Shared::map_others(duplicate(made.fd()), 2 * PAGE_BYTES).expect("a mapping");
+        let made = SharedMemory::make(c"test", 2 * PAGE_BYTES).expect("memory");
+        let read = SharedMemory::map_others(duplicate(made.fd()), 2 * PAGE_BYTES).expect("a mapping");
         // SAFETY: offset 5000 is within the two pages of both mappings, which only this test uses.
         unsafe {
             (made.base() as *mut u8).add(5000).write_volatile(7);
@@ -307,9 +307,9 @@ mod tests {
     #[test]
     fn what_is_detached_keeps_the_bytes_that_are_held_and_nothing_else() {
         let len_bytes = 3 * PAGE_BYTES;
-        let made = Shared::make(c"test", len_bytes).expect("memory");
-        let read = Shared::map_others(duplicate(made.fd()), len_bytes).expect("a mapping");
-        let byte = |shared: &Shared, at: usize| (shared.base() + at) as *mut u8;
+        let made = SharedMemory::make(c"test", len_bytes).expect("memory");
+        let read = SharedMemory::map_others(duplicate(made.fd()), len_bytes).expect("a mapping");
+        let byte = |shared: &SharedMemory, at: usize| (shared.base() + at) as *mut u8;
         // SAFETY: all ranges are within the mappings, which only this test uses.
         unsafe {
             byte(&made, 0).write_bytes(7, len_bytes);
@@ -325,9 +325,9 @@ mod tests {
 
     #[test]
     fn what_is_private_is_seen_by_nobody_and_has_what_was_shared() {
-        let made = Shared::make(c"test", 2 * PAGE_BYTES).expect("memory");
-        let read = Shared::map_others(duplicate(made.fd()), 2 * PAGE_BYTES).expect("a mapping");
-        let byte = |shared: &Shared, at: usize| (shared.base() + at) as *mut u8;
+        let made = SharedMemory::make(c"test", 2 * PAGE_BYTES).expect("memory");
+        let read = SharedMemory::map_others(duplicate(made.fd()), 2 * PAGE_BYTES).expect("a mapping");
+        let byte = |shared: &SharedMemory, at: usize| (shared.base() + at) as *mut u8;
         // SAFETY: all ranges are within the mappings, which only this test uses.
         unsafe {
             byte(&made, 1).write_volatile(5);
@@ -343,8 +343,8 @@ mod tests {
 
     #[test]
     fn memory_that_could_become_shorter_or_has_another_length_is_refused() {
-        let made = Shared::make(c"test", PAGE_BYTES).expect("memory");
-        let other = Shared::map_others(duplicate(made.fd()), 2 * PAGE_BYTES);
+        let made = SharedMemory::make(c"test", PAGE_BYTES).expect("memory");
+        let other = SharedMemory::map_others(duplicate(made.fd()), 2 * PAGE_BYTES);
         assert_eq!(other, Err(Errno(libc::EPERM)));
         made.unmap();
         // SAFETY: the name is NUL-terminated, and the descriptor is the test's own.
@@ -353,6 +353,6 @@ mod tests {
             assert_eq!(libc::ftruncate(fd, PAGE_BYTES as libc::off_t), 0);
             OwnFd::new(fd)
         };
-        assert_eq!(Shared::map_others(unsealed, PAGE_BYTES), Err(Errno(libc::EPERM)));
+        assert_eq!(SharedMemory::map_others(unsealed, PAGE_BYTES), Err(Errno(libc::EPERM)));
     }
 }

@@ -69,7 +69,7 @@ pub fn connect(family: Family) -> Connection {
         set_timeval(fd, libc::SO_RCVTIMEO);
         set_timeval(fd, libc::SO_SNDTIMEO);
         // The descriptor may have belonged to another test a moment ago.
-        uncopy_transmit::own(ProgramFd::new(fd), uncopy_transmit::Owner::default());
+        uncopy_transmit::declare_owner(ProgramFd::new(fd), uncopy_transmit::SocketOwner::default());
     }
     connection
 }

@@ -3,7 +3,7 @@
 use super::{Loans, pending};
 use libc::{iovec, ssize_t};
 use uncopy_sys::descriptor::ProgramFd;
-use uncopy_sys::errno::{Errno, Keep};
+use uncopy_sys::errno::{Errno, SavedErrno};
 use uncopy_sys::iovec::MAX_PARTS;
 pub use uncopy_sys::iovec::Part as SendPart;
 use uncopy_sys::readable::is_readable;
@@ -129,7 +129,7 @@ pub fn send(fd: ProgramFd, parts: &[SendPart], call: Call<'_>) -> Option<ssize_t
     if super::is_small(lendable_bytes) {
         return None;
     }
-    let keep = Keep::new();
+    let keep = SavedErrno::new();
     let plan = call.plan(fd, len_bytes, lendable_bytes);
     if plan.way == Way::Copy && !plan.is_counted() {
         return None;

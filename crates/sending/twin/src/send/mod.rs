@@ -137,7 +137,7 @@ pub unsafe fn try_writev(fd: ProgramFd, vector: *const iovec, count: c_int) -> O
     message::send(fd, parts, Call::Write)
 }
 
-/// Reads completions of messages on a socket whose owner set [`uncopy_transmit::Owner::reads_errors`], and
+/// Reads completions of messages on a socket whose owner set [`uncopy_transmit::SocketOwner::reads_errors`], and
 /// settles their loans. Returns the number of loans still pending on all sockets.
 pub fn completions(fd: ProgramFd) -> usize {
     uncopy_transmit::completions(fd, &mut pending::complete);

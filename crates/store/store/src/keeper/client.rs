@@ -5,20 +5,20 @@ mod failing;
 use crate::device::LogFile;
 use crate::layout::{Checkpoint, Failure};
 use crate::log::Checkpoints;
+use crate::log_files::{EmptyLog, boot, may_have};
 use crate::mark::{self, Owner};
 use crate::messages::{
-    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF, LOG, NOT_NOW, REFUSED, REPAIR, ROOM, WELCOME,
+    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, REPAIR, UNAVAILABLE, WELCOME,
 };
-use crate::places::{Empty, boot, may_have};
-use crate::state::{FAILED, FileSlot, LEFT, MAX_FILES, STATE_BYTES, SYNCING, State};
+use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, SYNCING, State, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use failing::Trouble;
+use failing::SyncFailure;
 use std::time::{Duration, Instant};
-use uncopy_sys::background::{was_rung, watch_process};
+use uncopy_sys::background::{was_notified, watch_process};
 use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::link::{self, MAX_WORDS};
-use uncopy_sys::mem::Joint;
+use uncopy_sys::mem::JointMemory;
+use uncopy_sys::seqpacket::{self, MAX_WORDS};
 use uncopy_sys::{clock, file, wait};
 
 /// Interval at which files are synced and their paths checked.
@@ -33,7 +33,7 @@ struct Held {
     inode: (u64, u64),
     is_closed: bool,
     /// Set after a sync of the file failed.
-    trouble: Option<Trouble>,
+    trouble: Option<SyncFailure>,
 }
 
 #[derive(Debug)]
@@ -54,18 +54,18 @@ struct Client {
 
 /// Serves a program that has asked for a log: gives it `empty`, and holds its files until the program has
 /// ended. Returns whether the program waits for the end.
-pub fn serve(link: &OwnFd, bell: &OwnFd, empty: &Empty) -> bool {
+pub fn serve(link: &OwnFd, bell: &OwnFd, empty: &EmptyLog) -> bool {
     match begin(link, empty) {
         Ok((client, joint)) => {
-            let watched = link::process_of(link).and_then(|process| watch_process(process).ok());
+            let watched = seqpacket::peer_process(link).and_then(|process| watch_process(process).ok());
             let waits = client.keep(link, bell, watched.as_ref());
-            // SAFETY: `Client::keep` consumed the client, the only user of `Joint::as_ref`'s reference.
+            // SAFETY: `Client::keep` consumed the client, the only user of `JointMemory::as_ref`'s reference.
             unsafe { joint.unmap() };
             waits
         }
         Err(errno) => {
             // A program that this message does not reach sees the connection close.
-            answer(link, &[NOT_NOW, errno.0 as u64]);
+            answer(link, &[UNAVAILABLE, errno.0 as u64]);
             false
         }
     }
@@ -73,23 +73,23 @@ pub fn serve(link: &OwnFd, bell: &OwnFd, empty: &Empty) -> bool {
 
 /// Sends an answer. Returns false if it cannot be delivered; the program would wait for it.
 pub fn answer(link: &OwnFd, words: &[u64]) -> bool {
-    link::send(link, words).is_ok()
+    seqpacket::send(link, words).is_ok()
 }
 
-fn begin(link: &OwnFd, empty: &Empty) -> Result<(Client, Joint), Errno> {
-    let Empty { path, file: log, superblock, checkpoint } = empty;
-    let (joint, state_fd) = Joint::make(c"uncopy-log", STATE_BYTES)?;
+fn begin(link: &OwnFd, empty: &EmptyLog) -> Result<(Client, JointMemory), Errno> {
+    let EmptyLog { path, file: log, superblock, checkpoint } = empty;
+    let (joint, state_fd) = JointMemory::make(c"uncopy-log", STATE_BYTES)?;
     // SAFETY: all fields are atomics, for which any bytes are valid; the caller unmaps after the client is
     // gone.
     let state: &'static State = unsafe { joint.as_ref() };
-    let process = u64::from(link::process_of(link).unwrap_or(1));
+    let process = u64::from(seqpacket::peer_process(link).unwrap_or(1));
     let (serial, epoch, boot) = (checkpoint.serial + 1, checkpoint.epoch + 1, boot());
     let checkpoint = Checkpoint { serial, epoch, time_ns: clock::wall_ns(), boot, process, ..*checkpoint };
     let begun = Checkpoints::begin(log.device(), *superblock, checkpoint, state).and_then(|checkpoints| {
         let (granule, machine) = (u64::from(superblock.granule_bytes), superblock.machine);
         let welcome = [WELCOME, superblock.log, epoch, superblock.len_bytes, granule, machine];
-        link::send_with(link, &welcome, Some(&state_fd))?;
-        link::send_with(link, &[LOG], Some(log.device().fd))?;
+        seqpacket::send_with(link, &welcome, Some(&state_fd))?;
+        seqpacket::send_with(link, &[LOG], Some(log.device().fd))?;
         Ok(checkpoints)
     });
     drop(state_fd);
@@ -113,7 +113,7 @@ impl Client {
         loop {
             let timeout_ms = if self.held().next().is_some() { INTERVAL.as_millis() as i32 } else { IDLE_MS };
             wait::for_any([link, bell].into_iter().chain(watched), timeout_ms);
-            if was_rung(bell) {
+            if was_notified(bell) {
                 self.leave_wanted_files();
             }
             if !self.handle_requests(link) || watched.is_some_and(wait::is_ready) {
@@ -125,7 +125,7 @@ impl Client {
         }
         if !self.waits {
             // A program that still runs must see the end before its files lose their marks.
-            link::shut(link);
+            seqpacket::shut_down(link);
         }
         let waits = self.waits;
         self.end();
@@ -171,7 +171,7 @@ impl Client {
                     }
                     answer(link, &[DONE])
                 }
-                (ROOM, ..) => {
+                (MAKE_ROOM, ..) => {
                     self.digest();
                     answer(link, &[DONE])
                 }
@@ -179,7 +179,7 @@ impl Client {
                     self.waits = true;
                     false
                 }
-                (HALF, ..) => {
+                (HALF_FULL, ..) => {
                     self.digest();
                     true
                 }
@@ -194,7 +194,7 @@ impl Client {
     /// Begins to log a file. The inner result is that of the sync that this includes.
     fn adopt(&mut self, slot: usize, fd: OwnFd) -> Result<Result<(), Errno>, Errno> {
         let status = file::status(&fd)?;
-        if !status.is_regular() || status.links != 1 || !mark::is_fit(&fd) {
+        if !status.is_regular() || status.links != 1 || !mark::supports_logging(&fd) {
             return Err(Errno::EINVAL);
         }
         // A recovery writes to marked files, so the program itself must be able to.
@@ -217,26 +217,26 @@ impl Client {
         }
         file::take_lease(&fd)?;
         // Another log's mark: that log may still hold records to replay.
-        let is_free = mark::of(&fd)
+        let is_free = mark::owner_of(&fd)
             .is_ok_and(|owner| owner.is_none_or(|owner| owner.log == self.owner.log || !may_have(&owner)));
         if !is_free {
-            file::end_lease(&fd);
+            file::release_lease(&fd);
             return Err(Errno::EEXIST);
         }
         let result = file::sync(&fd);
         if result.is_ok()
-            && let Err(errno) = mark::put(&fd, &self.owner)
+            && let Err(errno) = mark::set(&fd, &self.owner)
         {
             // The file has no record yet, so the mark can go.
             let _ = mark::remove(&fd);
-            file::end_lease(&fd);
+            file::release_lease(&fd);
             return Err(errno);
         }
         let path = mark::path_of(&fd);
         let held = Held { fd, path, inode, is_closed: false, trouble: None };
         self.files[slot] = Some(held);
         if result.is_err() {
-            self.state.slots[slot].flags.fetch_or(LEFT, AcqRel);
+            self.state.slots[slot].flags.fetch_or(UNRELIABLE, AcqRel);
         }
         Ok(result)
     }
@@ -244,7 +244,7 @@ impl Client {
     /// Releases a file that has left the log, and frees its slot.
     fn drop_file(&mut self, slot: usize) {
         if let Some(held) = self.files[slot].take() {
-            file::end_lease(&held.fd);
+            file::release_lease(&held.fd);
             self.left.push(held.inode);
         }
         let FileSlot { flags, error, .. } = &self.state.slots[slot];
@@ -258,14 +258,14 @@ impl Client {
         let Some(held) = &self.files[slot] else { return Ok(()) };
         let is_closed = held.is_closed;
         let known = &self.state.slots[slot];
-        let was_left = known.flags.fetch_or(LEFT, AcqRel) & LEFT != 0;
+        let was_left = known.flags.fetch_or(UNRELIABLE, AcqRel) & UNRELIABLE != 0;
         // A program reports no more changes of a file that it has closed.
-        let settled = if was_left { Ok(()) } else { self.settle(slot, is_closed) };
+        let settled = if was_left { Ok(()) } else { self.sync_or_repair(slot, is_closed) };
         if let Err(errno) = settled {
             self.give_up(slot, errno);
         }
         if let Some(held) = &self.files[slot] {
-            file::end_lease(&held.fd);
+            file::release_lease(&held.fd);
         }
         if is_closed {
             self.drop_file(slot);
@@ -275,8 +275,11 @@ impl Client {
 
     /// Takes the files out of the log that another process waits to open.
     fn leave_wanted_files(&mut self) {
-        let wanted: Vec<usize> =
-            self.held().filter(|(_, held)| !file::has_quiet_lease(&held.fd)).map(|(slot, _)| slot).collect();
+        let wanted: Vec<usize> = self
+            .held()
+            .filter(|(_, held)| !file::has_unbroken_lease(&held.fd))
+            .map(|(slot, _)| slot)
+            .collect();
         for slot in wanted {
             // The slot carries the error to the program.
             let _ = self.leave(slot);
@@ -284,7 +287,7 @@ impl Client {
     }
 
     fn is_left(&self, slot: usize) -> bool {
-        self.state.slots[slot].flags.load(Acquire) & LEFT != 0
+        self.state.slots[slot].flags.load(Acquire) & UNRELIABLE != 0
     }
 
     /// Syncs the logged files and retires the records that are in them.
@@ -308,7 +311,7 @@ impl Client {
             self.left.clear();
             let modified_ns = |(_, held): (usize, &Held)| file::modified_ns(&held.fd).unwrap_or(0);
             if self.held().map(modified_ns).max().unwrap_or(0) > before.time_ns {
-                let _ = self.checkpoints.beat(now_ns);
+                let _ = self.checkpoints.heartbeat(now_ns);
             }
             return;
         }
@@ -325,7 +328,7 @@ impl Client {
             }
         } else {
             // Advances the time until which the files may have been written to.
-            let _ = self.checkpoints.beat(now_ns);
+            let _ = self.checkpoints.heartbeat(now_ns);
         }
     }
 
@@ -343,7 +346,7 @@ impl Client {
             // A sync of the program's may have consumed an error of the file.
             return (before | after) & SYNCING == 0;
         }
-        self.note_trouble(slot, result.err());
+        self.note_sync_failure(slot, result.err());
         self.request_retry(slot);
         false
     }
@@ -357,7 +360,7 @@ impl Client {
         for slot in 0..MAX_FILES {
             if let Some(held) = &mut self.files[slot] {
                 held.is_closed = true;
-                self.leave_at_the_end(slot);
+                self.release_at_exit(slot);
             }
             self.drop_file(slot);
         }

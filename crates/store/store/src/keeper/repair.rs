@@ -6,7 +6,7 @@
 
 use crate::device::Device;
 use crate::layout::Record;
-use crate::overlay::{Piece, last_of};
+use crate::overlay::{Piece, final_pieces};
 use crate::recovery::{Recovery, Unreadable};
 use uncopy_sys::descriptor::OwnRef;
 use uncopy_sys::errno::Errno;
@@ -46,7 +46,7 @@ impl Target {
             }
             Ok(())
         })?;
-        let pieces = last_of(&writes);
+        let pieces = final_pieces(&writes);
         let _position = Unappended::begin(self.fd)?;
         self.write(&recovery, generation, &pieces)?;
         file::sync(self.fd)?;
@@ -63,7 +63,7 @@ impl Target {
         // extents") reads as zeroes once the kernel has dropped its pages. Dropping the cached pages and
         // writing again repairs that; a concurrent reader may see the zeroes until then.
         for Piece { offset, len_bytes, .. } in &missing {
-            file::forget_cached_run(self.fd, *offset, *len_bytes as u64);
+            file::drop_cached_range(self.fd, *offset, *len_bytes as u64);
         }
         self.write(&recovery, generation, &missing)?;
         file::sync(self.fd)?;

@@ -13,7 +13,7 @@ use core::sync::atomic::{
 };
 use uncopy_sys::descriptor::ProgramFd;
 
-use uncopy_fdtable::{self as fdtable, DESCRIPTORS, Feature};
+use uncopy_fdtable::{self as fdtable, Feature, MAX_TRACKED_FDS};
 use uncopy_sys::clock;
 
 const KIND: u32 = 7;
@@ -53,8 +53,8 @@ impl Descriptor {
     }
 }
 
-/// States of the first [`DESCRIPTORS`] descriptors; files of higher ones are never logged.
-static ALL: [Descriptor; DESCRIPTORS] = [const { Descriptor::new() }; DESCRIPTORS];
+/// States of the first [`MAX_TRACKED_FDS`] descriptors; files of higher ones are never logged.
+static ALL: [Descriptor; MAX_TRACKED_FDS] = [const { Descriptor::new() }; MAX_TRACKED_FDS];
 /// Shortest and longest pause as binary logarithms: 256 ms, 4 s.
 const MIN_PAUSE: u64 = 8;
 const MAX_PAUSE: u64 = 12;
@@ -122,16 +122,16 @@ pub fn set(fd: ProgramFd, kind: Kind) {
             seen = now;
         }
         if kind == Kind::Unknown {
-            fdtable::forget(Feature::Log, fd)
+            fdtable::untrack(Feature::Log, fd)
         } else {
-            fdtable::note(Feature::Log, fd)
+            fdtable::track(Feature::Log, fd)
         }
     }
 }
 
 /// Returns the descriptors whose kind is known.
 pub fn known() -> impl Iterator<Item = ProgramFd> {
-    fdtable::known(Feature::Log, 0, u32::MAX)
+    fdtable::tracked(Feature::Log, 0, u32::MAX)
 }
 
 /// Counts a sync of a candidate. Returns the number of syncs, the bytes written since the last one, and the
@@ -211,12 +211,12 @@ pub fn adopt(fd: ProgramFd, slot: usize, has_others: impl FnOnce(u64) -> bool) -
 
 /// A counted write to a candidate.
 #[derive(Debug)]
-pub struct Counted {
+pub struct CountedWrite {
     known: &'static Descriptor,
     begun_ns: u64,
 }
 
-impl Counted {
+impl CountedWrite {
     /// Adds the bytes that the write has written.
     pub fn note_written(&self, len_bytes: usize) {
         self.known.written_bytes.fetch_add(len_bytes, Relaxed);
@@ -224,20 +224,20 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedWrite {
     fn drop(&mut self) {
         self.known.word.fetch_sub(WRITE, AcqRel);
     }
 }
 
 /// Counts a write to a candidate in; `None`: the descriptor is not a candidate.
-pub fn begin_write(fd: ProgramFd) -> Option<Counted> {
+pub fn begin_write(fd: ProgramFd) -> Option<CountedWrite> {
     let known = at(fd)?;
     if Kind::of(known.word.load(Acquire)) != Kind::Candidate {
         return None;
     }
     let seen = known.word.fetch_add(WRITE, AcqRel);
-    let counted = Counted { known, begun_ns: clock::now_ns() };
+    let counted = CountedWrite { known, begun_ns: clock::now_ns() };
     (Kind::of(seen) == Kind::Candidate).then_some(counted)
 }
 

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ord
 use core::sync::atomic::{Ordering::Relaxed, Ordering::Release};
 use std::sync::Mutex;
 use uncopy_sys::descriptor::{OwnSlot, ProgramFd};
-use uncopy_sys::lifeline::{self, Heard, Lifeline};
+use uncopy_sys::lifeline::{self, Lifeline, LifelineEvent};
 use uncopy_sys::lock::thread_id;
 
 /// Maximum number of watched children. Files that are open when a further one is forked are no longer logged.
@@ -67,11 +67,11 @@ impl Child {
         let number = self.number.load(Acquire);
         let Some(watched) = self.watched.get().filter(|_| number != 0) else { return number != 0 };
         for turn in 0.. {
-            match lifeline::hear(watched) {
-                Heard::Said(_) if turn < MAX_WORDS => _ = LAST_PASSED_ON.fetch_max(number, AcqRel),
+            match lifeline::next_event(watched) {
+                LifelineEvent::Word(_) if turn < MAX_WORDS => _ = LAST_PASSED_ON.fetch_max(number, AcqRel),
                 // A child that floods the lifeline is alive.
-                Heard::Nothing | Heard::Said(_) => return true,
-                Heard::Ended => break,
+                LifelineEvent::Nothing | LifelineEvent::Word(_) => return true,
+                LifelineEvent::Ended => break,
             }
         }
         drop(self.watched.take());
@@ -135,7 +135,7 @@ pub fn child() {
                 Some(slot) => drop(slot.replace(Some(held))),
                 // No slot is left: announce now, and keep the descriptor open for good.
                 None => {
-                    lifeline::say(&held, PASSED_ON);
+                    lifeline::send_word(&held, PASSED_ON);
                     held.leave_open();
                 }
             }
@@ -151,7 +151,7 @@ pub fn share() {
 /// Announces that this process passes on a descriptor if that was opened before this process was forked.
 pub fn pass_on(opened_at: u64) {
     if opened_at < BORN_AT.load(Relaxed) && !HAS_ANNOUNCED.swap(true, AcqRel) {
-        HELD.iter().filter_map(OwnSlot::get).for_each(|held| lifeline::say(held, PASSED_ON));
+        HELD.iter().filter_map(OwnSlot::get).for_each(|held| lifeline::send_word(held, PASSED_ON));
     }
 }
 

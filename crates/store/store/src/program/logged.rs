@@ -1,14 +1,14 @@
 //! Logged files of this process.
 
-use super::descriptors::{self, Counted, Kind};
+use super::descriptors::{self, CountedWrite, Kind};
 use super::session::Session;
 use super::{Synced, answer, count_leave, forks, is_forced, session, touch, trial};
 use crate::capture::Capture;
 use crate::layout::Identity;
 use crate::lock;
 use crate::mark;
-use crate::messages::{CLOSED, DONE, DROP, REPAIR, ROOM};
-use crate::state::{DUE, FAILED, FileSlot, LEFT, MAX_FILES, SYNCING, TOUCHED, UNSYNCED};
+use crate::messages::{CLOSED, DONE, DROP, MAKE_ROOM, REPAIR};
+use crate::state::{FAILED, FileSlot, MAX_FILES, RETRY_DUE, SYNCING, TOUCHED, UNRELIABLE, UNSYNCED};
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
@@ -83,7 +83,7 @@ pub fn file_at(slot: usize) -> &'static Tracked {
 
 /// Position of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum WriteAt {
     /// The file offset; the end of the file with O_APPEND.
     Position,
     /// Byte offset in the file.
@@ -92,18 +92,18 @@ pub enum At {
 
 /// A write in progress.
 #[derive(Debug)]
-pub enum Writing {
+pub enum OngoingWrite {
     /// Write to a file that is neither logged nor a candidate.
     Plain,
     /// Write to a candidate, which is counted.
-    Counted(Counted),
+    Counted(CountedWrite),
     /// Write to a logged file, which is captured.
-    Logged(Write),
+    Logged(LoggedWrite),
 }
 
 /// A write in progress to a logged file.
 #[derive(Debug)]
-pub struct Write {
+pub struct LoggedWrite {
     fd: ProgramFd,
     file: &'static Tracked,
     capture: MutexGuard<'static, Capture>,
@@ -112,17 +112,17 @@ pub struct Write {
 
 /// Begins a write. `fd` must stay open until the write ends.
 #[must_use]
-pub fn begin_write(fd: ProgramFd) -> Writing {
+pub fn begin_write(fd: ProgramFd) -> OngoingWrite {
     loop {
         match descriptors::kind(fd) {
             Kind::Candidate => {
                 if let Some(counted) = descriptors::begin_write(fd) {
-                    return Writing::Counted(counted);
+                    return OngoingWrite::Counted(counted);
                 }
             }
             Kind::Inherited(slot) => {
                 touch(slot, 0);
-                return Writing::Plain;
+                return OngoingWrite::Plain;
             }
             Kind::Logged(slot) => {
                 let file = file_at(slot);
@@ -135,30 +135,37 @@ pub fn begin_write(fd: ProgramFd) -> Writing {
                         // between.
                         session.slot(slot).flags.fetch_or(UNSYNCED, AcqRel);
                     }
-                    return Writing::Logged(Write { fd, file, capture, begun_ns: clock::now_ns() });
+                    return OngoingWrite::Logged(LoggedWrite {
+                        fd,
+                        file,
+                        capture,
+                        begun_ns: clock::now_ns(),
+                    });
                 }
             }
-            _ => return Writing::Plain,
+            _ => return OngoingWrite::Plain,
         }
     }
 }
 
-impl Write {
+impl LoggedWrite {
     /// Captures the first `len_bytes` bytes of `parts`, which were written.
     ///
     /// # Safety
     /// `parts` hold at least `len_bytes` readable bytes.
-    pub unsafe fn done(mut self, at: At, parts: &[Part], len_bytes: usize) {
+    pub unsafe fn finish(mut self, at: WriteAt, parts: &[Part], len_bytes: usize) {
         let offset = match at {
             // Linux appends whatever the offset is (pwrite(2), "Bugs").
-            At::Offset(_) if self.file.is_append.load(Relaxed) => None,
-            At::Offset(offset) => Some(offset),
-            At::Position => file::position(self.fd).ok().and_then(|end| end.checked_sub(len_bytes as u64)),
+            WriteAt::Offset(_) if self.file.is_append.load(Relaxed) => None,
+            WriteAt::Offset(offset) => Some(offset),
+            WriteAt::Position => {
+                file::position(self.fd).ok().and_then(|end| end.checked_sub(len_bytes as u64))
+            }
         };
         match offset {
             // SAFETY: this function's caller promises that `len_bytes` bytes of `parts` can be read.
             Some(offset) => unsafe { self.capture.add(offset, parts, len_bytes) },
-            None => self.capture.give_up(),
+            None => self.capture.mark_incomplete(),
         }
         self.file.write_ns.fetch_add(clock::now_ns() - self.begun_ns, Relaxed);
     }
@@ -233,7 +240,7 @@ impl Tracked {
             }
         };
         let is_lost =
-            |state: &FileSlot| state.flags.load(Acquire) & (LEFT | TOUCHED) != 0 || session.has_ended();
+            |state: &FileSlot| state.flags.load(Acquire) & (UNRELIABLE | TOUCHED) != 0 || session.has_ended();
         if !logged.is_same(&status) || session.log.is_broken() || is_lost(state) {
             return plain(self.leave_by_sync(fd, inner, real));
         }
@@ -287,7 +294,7 @@ impl Tracked {
         static IS_REPORTED: AtomicBool = AtomicBool::new(false);
         if !IS_REPORTED.swap(true, Relaxed) {
             let path = logged.identity.path.escape_ascii();
-            mem::say(format_args!(
+            mem::write_stderr(format_args!(
                 "uncopy: {path} cannot be synced; what its syncs were promised is kept in the log: see 'uncopy log ls'\n"
             ));
         }
@@ -303,13 +310,13 @@ impl Tracked {
         capture.clear();
         state.flags.fetch_and(!UNSYNCED, AcqRel);
         logged.syncs += 1;
-        if state.flags.load(Acquire) & DUE != 0 {
+        if state.flags.load(Acquire) & RETRY_DUE != 0 {
             // The flags show the result of the repair.
-            let _ = session.ask(&[REPAIR, self.slot() as u64]);
+            let _ = session.request(&[REPAIR, self.slot() as u64]);
         }
         // The keeper may have released the file, or a child touched it, meanwhile.
         let flags = state.flags.load(Acquire);
-        (flags & (LEFT | TOUCHED) == 0 && !session.has_ended()).then_some(bytes)
+        (flags & (UNRELIABLE | TOUCHED) == 0 && !session.has_ended()).then_some(bytes)
     }
 
     /// Falls back to the file system: syncs the file, takes it out of the log, returns the sync's result.
@@ -333,7 +340,7 @@ impl Tracked {
     }
 
     /// Takes the file out of the log. `again`: it may be logged again later.
-    pub fn leave(&self, fd: ProgramFd, again: bool) {
+    pub fn stop_logging(&self, fd: ProgramFd, again: bool) {
         let mut inner = self.lock();
         if descriptors::kind(fd) == Kind::Logged(self.slot())
             && let Err(errno) = self.leave_under(fd, &mut inner, again)
@@ -345,7 +352,7 @@ impl Tracked {
     fn leave_under(&self, fd: ProgramFd, inner: &mut Option<Logged>, again: bool) -> Result<(), Errno> {
         let slot = self.slot();
         let known = session().map(|session| session.slot(slot));
-        let is_wanted = known.is_some_and(|known| known.flags.load(Acquire) & LEFT != 0);
+        let is_wanted = known.is_some_and(|known| known.flags.load(Acquire) & UNRELIABLE != 0);
         let error = known.map_or(0, |known| known.error.swap(0, AcqRel));
         let taken = self.ask_to_drop(fd);
         note_left(inner.take());
@@ -362,9 +369,9 @@ impl Tracked {
     /// Has the keeper sync the file and remove its mark; on an error the records are kept.
     fn ask_to_drop(&self, fd: ProgramFd) -> Result<(), Errno> {
         let slot = self.slot();
-        let ask = |is_still| {
+        let ask = |is_quiescent| {
             let session = session().ok_or(Errno(libc::EPIPE))?;
-            session.ask(&[DROP, slot as u64, u64::from(is_still)])
+            session.request(&[DROP, slot as u64, u64::from(is_quiescent)])
         };
         let result = |errno: u64| if errno == 0 { Ok(()) } else { Err(Errno(errno as i32)) };
         if let Ok([DONE, errno, ..]) = ask(false) {
@@ -377,7 +384,7 @@ impl Tracked {
         }
         // The keeper has ended.
         let taken = self.sync_and_unmark(fd);
-        file::end_lease(fd);
+        file::release_lease(fd);
         taken
     }
 
@@ -387,7 +394,7 @@ impl Tracked {
         let slot = self.slot();
         let known = session().map(|session| session.slot(slot));
         let has_failed = known.is_some_and(|known| known.flags.load(Acquire) & FAILED != 0);
-        if has_failed { Err(Errno(libc::EIO)) } else { mark::take(fd) }
+        if has_failed { Err(Errno(libc::EIO)) } else { mark::sync_and_remove(fd) }
     }
 
     /// Adds a descriptor of the file.
@@ -415,10 +422,10 @@ impl Tracked {
         // Closing the file says nothing about whether its trial has failed.
         note_left(inner.take().map(|logged| Logged { is_due: false, ..logged }));
         self.end(slot, Kind::Unknown);
-        if session().is_none_or(|session| session.ask(&[CLOSED, slot as u64]).is_err()) {
+        if session().is_none_or(|session| session.request(&[CLOSED, slot as u64]).is_err()) {
             // Without a keeper nobody else removes the mark. The program did not ask for this sync's error.
             let _ = self.sync_and_unmark(fd);
-            file::end_lease(fd);
+            file::release_lease(fd);
         }
     }
 }
@@ -428,7 +435,7 @@ impl Tracked {
 fn note_left(logged: Option<Logged>) {
     count_leave(logged.as_ref().map_or(0, |logged| if logged.is_due { u64::MAX } else { logged.syncs }));
     if let (Some(session), Some(logged)) = (session(), logged) {
-        session.note_departed(logged.inode());
+        session.note_unlogged(logged.inode());
     }
 }
 
@@ -449,7 +456,7 @@ fn log(session: &Session, file: &Identity, written: &mut Capture) -> Result<bool
     let mut append = || session.log.append(clock::wall_ns(), file, written);
     let mut sequence = append()?;
     if sequence.is_none() {
-        session.ask(&[ROOM])?;
+        session.request(&[MAKE_ROOM])?;
         sequence = append()?;
     }
     let Some(sequence) = sequence else { return Ok(false) };

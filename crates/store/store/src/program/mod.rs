@@ -15,7 +15,7 @@ mod session;
 mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
-pub use logged::{At, Write, Writing, begin_write, logged_files};
+pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
 
 use crate::mark;
 use crate::messages::{ADOPT, ADOPTED};
@@ -32,7 +32,7 @@ use std::ffi::CString;
 use std::sync::{Mutex, OnceLock};
 use uncopy_sys::descriptor::{OwnSlot, ProgramFd};
 use uncopy_sys::errno::{self, Errno};
-use uncopy_sys::{awake, clock, fd, file, mem};
+use uncopy_sys::{clock, fd, features, file, mem};
 
 /// Minimum number of syncs of a file before it is logged: many files are synced once and closed.
 const MIN_SYNCS: u32 = 4;
@@ -78,7 +78,7 @@ pub fn switch_on(socket: CString, globs: Vec<CString>, always: bool) {
     IS_FORCED.store(always || !globs.is_empty(), Relaxed);
     _ = GLOBS.set(globs);
     if SOCKET.set(socket).is_ok() && connect_keeper() {
-        awake::wake();
+        features::set_active();
         IS_ON.store(true, Release);
     }
 }
@@ -117,11 +117,12 @@ pub fn has_begun() -> bool {
 /// # Safety
 /// `path` points to a NUL-terminated string, or to memory that the kernel refuses to read (EFAULT).
 #[must_use]
-pub unsafe fn max_leave_ms(directory: ProgramFd, path: *const core::ffi::c_char) -> u64 {
+pub unsafe fn max_hold_ms(directory: ProgramFd, path: *const core::ffi::c_char) -> u64 {
     // SAFETY: the caller passes a path that is NUL-terminated or that the kernel refuses to read.
-    let Ok(fd) = (unsafe { file::find_at(directory, path) }) else { return 0 };
-    let is_eligible = file::status(&fd).is_ok_and(|status| status.is_regular()) && mark::is_fit(&fd);
-    match mark::is_on(&fd) {
+    let Ok(fd) = (unsafe { file::open_path_at(directory, path) }) else { return 0 };
+    let is_eligible =
+        file::status(&fd).is_ok_and(|status| status.is_regular()) && mark::supports_logging(&fd);
+    match mark::is_marked(&fd) {
         _ if !is_eligible => 0,
         Some(true) => MAX_LEASE_MS,
         _ => MAX_UNMARKED_MS,
@@ -131,13 +132,13 @@ pub unsafe fn max_leave_ms(directory: ProgramFd, path: *const core::ffi::c_char)
 /// Returns whether a descriptor needs any handling.
 #[inline]
 #[must_use]
-pub fn is_known(fd: ProgramFd) -> bool {
+pub fn is_tracked(fd: ProgramFd) -> bool {
     is_on() && descriptors::kind(fd) != Kind::Unknown
 }
 
 /// Returns whether a descriptor's file is logged, by this process or by the one that it was forked from.
 #[must_use]
-pub fn takes_part(fd: ProgramFd) -> bool {
+pub fn is_in_log(fd: ProgramFd) -> bool {
     is_on() && matches!(descriptors::kind(fd), Kind::Logged(_) | Kind::Inherited(_))
 }
 
@@ -171,7 +172,9 @@ pub fn own_descriptors() -> impl Iterator<Item = ProgramFd> {
 
 /// Reports that the program continues without its log.
 fn report_end(why: &str) {
-    mem::say(format_args!("uncopy: no log any more: {why}; files are synced by their file system\n"));
+    mem::write_stderr(format_args!(
+        "uncopy: no log any more: {why}; files are synced by their file system\n"
+    ));
 }
 
 /// Returns whether the keeper has ended; if so, stops logging for good.
@@ -187,7 +190,7 @@ fn has_lost_keeper() -> bool {
 /// open logged files, so all files leave the log.
 pub fn before_open() {
     if logged::logged_files() > 0 && has_lost_keeper() {
-        change_all(false);
+        stop_logging_all(false);
     }
 }
 
@@ -262,13 +265,13 @@ pub fn sync(fd: ProgramFd, real: impl Fn() -> c_int) -> Synced {
                 let has_failed = touch(slot, if result == 0 { 0 } else { FAILED }) & FAILED != 0;
                 release(slot, SYNCING);
                 descriptors::set(fd, Kind::Refused);
-                plain(if result == 0 && !has_failed { answer(mark::take(fd)) } else { result })
+                plain(if result == 0 && !has_failed { answer(mark::sync_and_remove(fd)) } else { result })
             }
             Kind::Logged(slot) => {
                 let answer = file_at(slot).sync(fd, &real);
                 // A sync that the log answered has just talked to a living keeper.
                 if answer.is_none_or(|synced| synced.logged_bytes.is_none()) {
-                    let _errno = errno::Keep::new();
+                    let _errno = errno::SavedErrno::new();
                     before_open();
                 }
                 answer
@@ -300,7 +303,7 @@ fn sync_candidate(fd: ProgramFd, real: &impl Fn() -> c_int) -> c_int {
     {
         // The file is clean, so the sync that begins logging is quick; its error is reported by the next sync.
         if let Some(Err(errno)) = adopt(fd) {
-            change(fd, false);
+            stop_logging(fd, false);
             descriptors::set(fd, Kind::Failed(errno.0));
         }
     }
@@ -347,7 +350,7 @@ fn adopt(fd: ProgramFd) -> Option<Result<(), Errno>> {
         return None;
     }
     session.slot(slot).flags.store(HELD, Release);
-    match session.ask_of(&[ADOPT, slot as u64], Some(fd)) {
+    match session.request_with_file(&[ADOPT, slot as u64], Some(fd)) {
         Ok([ADOPTED, error, ..]) => {
             *inner = Some(Logged::new(status, identity));
             Some(if error == 0 { Ok(()) } else { Err(Errno(error as i32)) })
@@ -366,7 +369,7 @@ fn adopt(fd: ProgramFd) -> Option<Result<(), Errno>> {
 fn eligible_file(fd: ProgramFd) -> Option<(file::Status, crate::layout::Identity)> {
     let status = file::status(fd).ok().filter(|status| status.is_regular() && status.links == 1)?;
     let flags = file::flags(fd).ok()?;
-    let is_eligible = flags & (libc::O_DIRECT | libc::O_DSYNC) == 0 && mark::is_fit(fd);
+    let is_eligible = flags & (libc::O_DIRECT | libc::O_DSYNC) == 0 && mark::supports_logging(fd);
     let identity = mark::identity(fd, &status).filter(|identity| is_named(&identity.path))?;
     is_eligible.then_some((status, identity))
 }
@@ -396,12 +399,12 @@ fn release(slot: usize, flags: u32) {
 }
 
 /// Takes a file out of the log before a change that no record can describe; for good unless `again`.
-pub fn change(fd: ProgramFd, again: bool) {
+pub fn stop_logging(fd: ProgramFd, again: bool) {
     match descriptors::kind(fd) {
-        Kind::Logged(slot) => file_at(slot).leave(fd, again),
+        Kind::Logged(slot) => file_at(slot).stop_logging(fd, again),
         Kind::Inherited(slot) => {
             let has_failed = touch(slot, 0) & FAILED != 0;
-            if !again && !has_failed && mark::take(fd).is_ok() {
+            if !again && !has_failed && mark::sync_and_remove(fd).is_ok() {
                 descriptors::set(fd, Kind::Refused);
             }
         }
@@ -414,11 +417,11 @@ pub fn change(fd: ProgramFd, again: bool) {
 }
 
 /// Takes all files out of the log; for good unless `again` is true.
-pub fn change_all(again: bool) {
+pub fn stop_logging_all(again: bool) {
     if !again {
         HAS_STOPPED.store(true, Release);
     }
-    descriptors::known().for_each(|fd| change(fd, again));
+    descriptors::known().for_each(|fd| stop_logging(fd, again));
 }
 
 /// Ends the session when the process ends. On return, the keeper uses neither the files nor the log any more,
@@ -444,10 +447,10 @@ pub fn detach() {
             Ok(adoption) => break Some(adoption),
             // The process was forked while a thread of its parent held the lock.
             Err(_) if ADOPTER.load(Relaxed) != std::process::id() => break None,
-            Err(_) => clock::doze(),
+            Err(_) => clock::sleep_10_ms(),
         }
     };
-    change_all(false);
+    stop_logging_all(false);
     let link = LINK.take();
     // SAFETY: both pointers are null or come from `Box::leak`; sessions are never freed.
     let (own, inherited) = unsafe {
@@ -463,7 +466,7 @@ pub fn detach() {
 }
 
 /// Disables the hooks after [`detach`].
-pub fn leave() {
+pub fn disable() {
     IS_ON.store(false, Release);
 }
 
@@ -478,11 +481,11 @@ pub unsafe fn renamed(directory: ProgramFd, path: *const core::ffi::c_char) {
     for fd in descriptors::known() {
         let is_it = || file::status(fd).is_ok_and(|status| (status.device, status.inode) == inode);
         if matches!(descriptors::kind(fd), Kind::Logged(_)) && is_it() {
-            change(fd, true);
+            stop_logging(fd, true);
         }
     }
     if let Some(session) = session() {
-        session.forget(inode);
+        session.wait_until_retired(inode);
     }
 }
 
@@ -538,7 +541,7 @@ pub fn in_child() {
             Kind::Logged(slot) => descriptors::set(fd, Kind::Inherited(slot)),
             Kind::Candidate => descriptors::set(fd, Kind::Refused),
             // A file of the grandparent: the child has no session for it.
-            Kind::Inherited(_) => change(fd, false),
+            Kind::Inherited(_) => stop_logging(fd, false),
             _ => {}
         }
     }
@@ -572,8 +575,8 @@ pub fn before_exec(is_owner: bool) {
                 // An error stays in the flags and is reported by the program's next sync.
                 let _ = file_at(slot).sync_and_unmark(fd);
             }
-            Kind::Logged(_) if is_owner => change(fd, false),
-            Kind::Inherited(_) | Kind::Candidate | Kind::Refused if stays_open => change(fd, false),
+            Kind::Logged(_) if is_owner => stop_logging(fd, false),
+            Kind::Inherited(_) | Kind::Candidate | Kind::Refused if stays_open => stop_logging(fd, false),
             _ => {}
         }
     }
@@ -582,5 +585,5 @@ pub fn before_exec(is_owner: bool) {
 /// Prepares for posix_spawn(3) and the like: files that stay open in the new program leave the log.
 pub fn before_spawn() {
     let stay_open = |fd: &ProgramFd| fd::closes_on_exec(*fd) == Some(false);
-    descriptors::known().filter(stay_open).for_each(|fd| change(fd, false));
+    descriptors::known().filter(stay_open).for_each(|fd| stop_logging(fd, false));
 }

@@ -4,16 +4,16 @@ use crate::device::LogFile;
 use crate::layout::{RING_OFFSET, Superblock};
 use crate::lock;
 use crate::log::Log;
-use crate::messages::{BYE, HALF, HELLO, LOG, NOT_NOW, PROTOCOL, ROOM, WELCOME};
-use crate::state::{FileSlot, OWN_BYTES, STATE_BYTES, State};
+use crate::messages::{BYE, HALF_FULL, HELLO, LOG, MAKE_ROOM, PROTOCOL, UNAVAILABLE, WELCOME};
+use crate::state::{FileSlot, SLOTS_OFFSET, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::Mutex;
 use uncopy_sys::descriptor::{OwnFd, OwnRef, OwnSlot, ProgramFd};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::fd::duplicate_high;
-use uncopy_sys::link::{self, MAX_WORDS};
-use uncopy_sys::mem::Joint;
+use uncopy_sys::mem::JointMemory;
+use uncopy_sys::seqpacket::{self, MAX_WORDS};
 use uncopy_sys::{clock, mem, wait};
 
 /// Longest wait for an answer, milliseconds. The program waits while the keeper syncs large files to a slow
@@ -33,7 +33,7 @@ pub struct Session {
     log_file: OwnSlot,
     /// State that program and keeper share; it lies in `memory`.
     pub state: &'static State,
-    memory: Joint,
+    memory: JointMemory,
     /// The log, open for appending.
     pub log: Log<'static, LogFile>,
     asking: Mutex<()>,
@@ -58,14 +58,14 @@ pub enum NoSession {
 /// # Errors
 /// The error of the connection; EMFILE if no high descriptor is free.
 pub fn connect(path: &CStr) -> Result<OwnFd, Errno> {
-    duplicate_high(&link::connect(path)?).ok_or(Errno(libc::EMFILE))
+    duplicate_high(&seqpacket::connect(path)?).ok_or(Errno(libc::EMFILE))
 }
 
 fn receive(link: OwnRef) -> Result<(Words, Option<OwnFd>), Errno> {
     let mut words = [0; MAX_WORDS];
     let since_ms = clock::now_ms();
     loop {
-        match link::receive(link, &mut words) {
+        match seqpacket::receive(link, &mut words) {
             Err(Errno::EAGAIN) if clock::now_ms() - since_ms < MAX_WAIT_MS => {
                 wait::for_any([link].into_iter(), 1000);
             }
@@ -81,7 +81,7 @@ fn receive(link: OwnRef) -> Result<(Words, Option<OwnFd>), Errno> {
 fn receive_with(link: OwnRef, first: u64) -> Result<(Words, OwnFd), NoSession> {
     let (words, message) = receive(link).map_err(NoSession::Never)?;
     let Some(message) = message else {
-        let is_later = words[0] == NOT_NOW && words[1] == 0;
+        let is_later = words[0] == UNAVAILABLE && words[1] == 0;
         return Err(if is_later { NoSession::Later } else { NoSession::Never(Errno(words[1] as i32)) });
     };
     match duplicate_high(&message) {
@@ -97,9 +97,9 @@ impl Session {
     /// # Errors
     /// The reason why there is none.
     pub fn begin(link: OwnRef) -> Result<Self, NoSession> {
-        link::send(link, &[HELLO, PROTOCOL]).map_err(NoSession::Never)?;
+        seqpacket::send(link, &[HELLO, PROTOCOL]).map_err(NoSession::Never)?;
         let (words, state_fd) = receive_with(link, WELCOME)?;
-        let joint = Joint::map(&state_fd, STATE_BYTES).map_err(NoSession::Never)?;
+        let joint = JointMemory::map(&state_fd, STATE_BYTES).map_err(NoSession::Never)?;
         drop(state_fd);
         // SAFETY: all fields are atomics, for which any bytes are valid; the mapping is never unmapped.
         let state: &'static State = unsafe { joint.as_ref() };
@@ -137,7 +137,7 @@ impl Session {
     /// Returns whether the keeper has ended. This makes a system call.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        if !self.has_ended.load(Acquire) && !link::is_open(self.link) {
+        if !self.has_ended.load(Acquire) && !seqpacket::is_open(self.link) {
             self.end();
         }
         self.has_ended.load(Acquire)
@@ -151,13 +151,13 @@ impl Session {
     /// them nor the log. No file is logged from then on.
     pub fn end_and_wait(&self) {
         self.end();
-        if link::send(self.link, &[BYE]).is_err() {
+        if seqpacket::send(self.link, &[BYE]).is_err() {
             return;
         }
         let since_ms = clock::now_ms();
         let (mut words, mut is_reported) = ([0; MAX_WORDS], false);
         loop {
-            match link::receive(self.link, &mut words) {
+            match seqpacket::receive(self.link, &mut words) {
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 // The answer to another thread's question.
                 Ok(message) if message.words > 0 => continue,
@@ -169,7 +169,7 @@ impl Session {
             }
             if waited_ms >= SILENCE_MS && !is_reported {
                 is_reported = true;
-                mem::say(format_args!("uncopy: waiting until the files of the log are synced\n"));
+                mem::write_stderr(format_args!("uncopy: waiting until the files of the log are synced\n"));
             }
             wait::for_any([self.link].into_iter(), 100);
         }
@@ -180,38 +180,38 @@ impl Session {
         let _asking = lock(&self.asking);
         self.end();
         drop(self.log_file.take());
-        self.memory.part();
+        self.memory.detach();
     }
 
     /// Stops sharing the state in a child of the session's process, but for the slots, in which the child
     /// reports its writes.
     pub fn detach_in_child(&self) {
-        self.memory.part_with(OWN_BYTES);
+        self.memory.detach_start(SLOTS_OFFSET);
     }
 
     /// Stops sharing the slots, too, in a child of the session's process.
     pub fn detach_from_child(&self) {
-        self.memory.part();
+        self.memory.detach();
     }
 
     /// Asks the keeper and waits for the answer.
     ///
     /// # Errors
     /// EPIPE if the keeper has ended; an error of the connection, which ends the session.
-    pub fn ask(&self, words: &[u64]) -> Result<Words, Errno> {
-        self.ask_of(words, None)
+    pub fn request(&self, words: &[u64]) -> Result<Words, Errno> {
+        self.request_with_file(words, None)
     }
 
-    /// Asks the keeper with a file of the program's, as [`Session::ask`].
+    /// Asks the keeper with a file of the program's, as [`Session::request`].
     ///
     /// # Errors
-    /// The errors of [`Session::ask`].
-    pub fn ask_of(&self, words: &[u64], file: Option<ProgramFd>) -> Result<Words, Errno> {
+    /// The errors of [`Session::request`].
+    pub fn request_with_file(&self, words: &[u64], file: Option<ProgramFd>) -> Result<Words, Errno> {
         let _asking = lock(&self.asking);
         if self.has_ended.load(Acquire) {
             return Err(Errno(libc::EPIPE));
         }
-        let answer = link::send_with(self.link, words, file).and_then(|()| receive(self.link));
+        let answer = seqpacket::send_with(self.link, words, file).and_then(|()| receive(self.link));
         match answer {
             Ok((words, _)) => Ok(words),
             Err(errno) => {
@@ -230,13 +230,13 @@ impl Session {
             if let Ok(_asking) = self.asking.try_lock()
                 && !self.has_ended.load(Acquire)
             {
-                let _ = link::send(self.link, &[HALF]);
+                let _ = seqpacket::send(self.link, &[HALF_FULL]);
             }
         }
     }
 
     /// Notes that a file has left the log; its records may still be there.
-    pub fn note_departed(&self, inode: (u64, u64)) {
+    pub fn note_unlogged(&self, inode: (u64, u64)) {
         let mut departed = lock(&self.departed);
         let (head, tail) = (self.state.moment().map_or(u64::MAX, |moment| moment.head), self.state.tail());
         departed.retain(|(_, behind)| *behind > tail);
@@ -244,7 +244,7 @@ impl Session {
     }
 
     /// Waits until the log has no record of an unlogged file that is about to move where no recovery finds it.
-    pub fn forget(&self, inode: (u64, u64)) {
+    pub fn wait_until_retired(&self, inode: (u64, u64)) {
         let tail = self.state.tail();
         let mut departed = lock(&self.departed);
         let has_records = departed.iter().any(|(other, behind)| *other == inode && *behind > tail);
@@ -252,7 +252,7 @@ impl Session {
         drop(departed);
         if has_records {
             // If the keeper cannot retire them, a recovery reports the file as not found.
-            let _ = self.ask(&[ROOM]);
+            let _ = self.request(&[MAKE_ROOM]);
         }
     }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use uncopy_store::capture::Capture;
 use uncopy_store::layout::Identity;
 use uncopy_store::log::{Checkpoints, Log};
-use uncopy_store::recovery::{Files, Found};
+use uncopy_store::recovery::{FileLookup, Files};
 use uncopy_store::state::State;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
@@ -67,10 +67,10 @@ pub struct World {
 impl Files for World {
     type File = usize;
 
-    fn find(&mut self, file: &Identity, log: u64) -> Found<usize> {
+    fn find(&mut self, file: &Identity, log: u64) -> FileLookup<usize> {
         assert_eq!(log, LOG);
         let is_it = |tracked: &Tracked| tracked.identity() == *file && tracked.inode.is_marked;
-        self.files.iter().position(is_it).map_or(Found::Gone, Found::File)
+        self.files.iter().position(is_it).map_or(FileLookup::Gone, FileLookup::File)
     }
 
     fn write_at(&mut self, file: &mut usize, offset: u64, bytes: &[u8]) -> Result<(), Errno> {

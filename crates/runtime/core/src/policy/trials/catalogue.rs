@@ -17,7 +17,7 @@ use core::fmt;
 
 /// Transport of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Transport {
     /// TCP on this machine.
     TcpHere,
     /// TCP to another machine.
@@ -32,7 +32,7 @@ pub enum Way {
 
 /// Factors of a transport, one for each range of sizes.
 struct FactorRange {
-    way: Way,
+    way: Transport,
     first_factor: usize,
     count: usize,
     /// The first factor has messages of less than twice this size, each further one of up to twice as much.
@@ -42,7 +42,7 @@ struct FactorRange {
 }
 
 const fn factor_range(
-    way: Way,
+    way: Transport,
     (first_factor, count): (usize, usize),
     smallest_bytes: usize,
     action: &'static str,
@@ -52,11 +52,11 @@ const fn factor_range(
 }
 
 const RANGES: [FactorRange; 5] = [
-    factor_range(Way::TcpHere, (1, 8), 8 << 10, "lending messages", "by TCP on this machine"),
-    factor_range(Way::TcpFar, (9, 8), 8 << 10, "lending messages", "by TCP to another machine"),
-    factor_range(Way::UdpHere, (17, 4), 4 << 10, "lending messages", "by UDP on this machine"),
-    factor_range(Way::UdpFar, (21, 4), 4 << 10, "lending messages", "by UDP to another machine"),
-    factor_range(Way::Lane, (25, 7), 32 << 10, "references to parts", "at a lane"),
+    factor_range(Transport::TcpHere, (1, 8), 8 << 10, "lending messages", "by TCP on this machine"),
+    factor_range(Transport::TcpFar, (9, 8), 8 << 10, "lending messages", "by TCP to another machine"),
+    factor_range(Transport::UdpHere, (17, 4), 4 << 10, "lending messages", "by UDP on this machine"),
+    factor_range(Transport::UdpFar, (21, 4), 4 << 10, "lending messages", "by UDP to another machine"),
+    factor_range(Transport::Lane, (25, 7), 32 << 10, "references to parts", "at a lane"),
 ];
 /// Minimum gain of lending to a peer on this machine, as a fraction of the sender's time. The peer pays for
 /// it by copying bytes that are not in its cache (`uncopy-bench transmit --sockets tcp`, sender and reader
@@ -70,15 +70,15 @@ pub const ELISION: usize = 0;
 
 /// Returns the factor of messages with `len_bytes` lent bytes.
 #[must_use]
-pub const fn lending(way: Way, len_bytes: usize) -> usize {
+pub const fn lending_factor(way: Transport, len_bytes: usize) -> usize {
     let range = &RANGES[way as usize];
     range.first_factor + step(len_bytes, range.smallest_bytes, range.count)
 }
 
 /// Returns the factor of messages whose longest part is `len_bytes` long and can go by reference at a lane.
 #[must_use]
-pub const fn by_lane(len_bytes: usize) -> usize {
-    lending(Way::Lane, len_bytes)
+pub const fn lane_factor(len_bytes: usize) -> usize {
+    lending_factor(Transport::Lane, len_bytes)
 }
 
 /// Returns the number of doublings from `smallest` to `len_bytes`, limited to `count - 1`.
@@ -92,16 +92,17 @@ const fn step(len_bytes: usize, smallest: usize, count: usize) -> usize {
 #[must_use]
 pub fn min_gain(factor: usize) -> f64 {
     let is_here = RANGES.iter().any(|FactorRange { way, first_factor, count, .. }| {
-        matches!(way, Way::TcpHere | Way::UdpHere) && (*first_factor..first_factor + count).contains(&factor)
+        matches!(way, Transport::TcpHere | Transport::UdpHere)
+            && (*first_factor..first_factor + count).contains(&factor)
     });
     if is_here { MIN_GAIN_HERE } else { 0.0 }
 }
 
 /// Displays a factor: `lending messages of 64 to 128 KiB by TCP on this machine`.
 #[derive(Clone, Copy, Debug)]
-pub struct Name(pub usize);
+pub struct FactorName(pub usize);
 
-impl fmt::Display for Name {
+impl fmt::Display for FactorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 == ELISION {
             return write!(f, "eliding inputs and copies");
@@ -131,17 +132,17 @@ mod tests {
 
     #[test]
     fn each_size_has_the_factor_with_its_range_in_the_name() {
-        assert_eq!(Name(ELISION).to_string(), "eliding inputs and copies");
+        assert_eq!(FactorName(ELISION).to_string(), "eliding inputs and copies");
         for (way, kib, name) in [
-            (Way::TcpHere, 1, "lending messages of less than 16 KiB by TCP on this machine"),
-            (Way::TcpHere, 128, "lending messages of 128 to 256 KiB by TCP on this machine"),
-            (Way::TcpFar, 4096, "lending messages of 1024 KiB and more by TCP to another machine"),
-            (Way::UdpFar, 60, "lending messages of 32 KiB and more by UDP to another machine"),
-            (Way::Lane, 40, "references to parts of less than 64 KiB at a lane"),
-            (Way::Lane, 64, "references to parts of 64 to 128 KiB at a lane"),
-            (Way::Lane, 4096, "references to parts of 2048 KiB and more at a lane"),
+            (Transport::TcpHere, 1, "lending messages of less than 16 KiB by TCP on this machine"),
+            (Transport::TcpHere, 128, "lending messages of 128 to 256 KiB by TCP on this machine"),
+            (Transport::TcpFar, 4096, "lending messages of 1024 KiB and more by TCP to another machine"),
+            (Transport::UdpFar, 60, "lending messages of 32 KiB and more by UDP to another machine"),
+            (Transport::Lane, 40, "references to parts of less than 64 KiB at a lane"),
+            (Transport::Lane, 64, "references to parts of 64 to 128 KiB at a lane"),
+            (Transport::Lane, 4096, "references to parts of 2048 KiB and more at a lane"),
         ] {
-            assert_eq!(Name(lending(way, kib << 10)).to_string(), name);
+            assert_eq!(FactorName(lending_factor(way, kib << 10)).to_string(), name);
         }
     }
 

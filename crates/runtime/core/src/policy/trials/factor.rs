@@ -10,7 +10,7 @@
 
 use super::evidence::Evidence;
 use super::finding::{Finding, SHOWN_ALPHA};
-use super::standing::Standing;
+use super::report::FactorReport;
 
 /// Number of trials after which every second pair is one; after twice as many, every third, and so on. A
 /// trial costs half of the difference, and switching costs time itself (GET of 1 MiB from Redis: 8 % if all
@@ -139,9 +139,9 @@ impl Factor {
 
     /// Returns the report on the factor.
     #[must_use]
-    pub fn standing(&self) -> Standing {
+    pub fn report(&self) -> FactorReport {
         let ratio = libm::exp(self.evidence.mean());
-        Standing {
+        FactorReport {
             finding: self.finding,
             is_on: self.is_on(),
             pairs: self.evidence.pairs(),

@@ -20,15 +20,15 @@ pub mod catalogue;
 pub mod evidence;
 pub mod factor;
 pub mod finding;
+pub mod report;
 #[cfg(test)]
 mod simulation;
-pub mod standing;
 
 use crate::random::{STEP, splitmix64};
 pub use evidence::Evidence;
 pub use factor::Factor;
 pub use finding::Finding;
-pub use standing::{Standing, Standings, TRIALS_BYTES};
+pub use report::{FactorReport, FactorReports, TRIALS_BYTES};
 
 /// Maximum number of factors, which have a bit each in masks.
 pub const MAX_FACTORS: usize = 32;
@@ -69,7 +69,7 @@ impl Trials {
 
     /// Begins the next pair with trials of factors in `candidates`, those used lately. False if there are none.
     pub fn begin_pair(&mut self, candidates: u32) -> bool {
-        let usual = self.usual();
+        let usual = self.enabled();
         (self.tried, self.arms) = (0, [usual; 2]);
         for index in 0..MAX_FACTORS {
             let bit = 1 << index;
@@ -94,7 +94,7 @@ impl Trials {
 
     /// Returns the factors that are on outside trials, a bit each.
     #[must_use]
-    pub fn usual(&self) -> u32 {
+    pub fn enabled(&self) -> u32 {
         self.mask(Factor::is_on)
     }
 
@@ -132,7 +132,7 @@ impl Trials {
 
     /// Returns the report on a factor.
     #[must_use]
-    pub fn standing(&self, factor: usize) -> Standing {
-        self.factors[factor % MAX_FACTORS].standing()
+    pub fn report(&self, factor: usize) -> FactorReport {
+        self.factors[factor % MAX_FACTORS].report()
     }
 }

@@ -98,7 +98,7 @@ fn run(noise: Noise, ratio: f64, seed: u64) -> Option<(Finding, u32)> {
         } else {
             let _ = (next(), next());
         }
-        let finding = trials.standing(0).finding;
+        let finding = trials.report(0).finding;
         if finding != Finding::Unknown {
             return Some((finding, pair + 1));
         }

@@ -1,7 +1,7 @@
 //! A locked block: page map, open end, and the pieces that hold the block's bytes.
 
 use super::record::{BlockRef, BlockState, Flag};
-use crate::arena::segment::{Open, Segment};
+use crate::arena::segment::{OpenEnd, Segment};
 use crate::range::changes::CHANGES;
 use crate::state::counters;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES};
@@ -32,13 +32,13 @@ impl BlockRef {
     /// Takes the lock, for a thread that serves faults or removes views: the page map is used whatever
     /// becomes of the mapping.
     #[must_use]
-    pub fn lock_for_service(self) -> Locked {
+    pub fn lock_for_handler(self) -> Locked {
         self.block.lock.lock();
         self.count_lock();
         self.locked_for_service()
     }
 
-    /// Takes the lock as [`lock_for_service`](Self::lock_for_service) does, if it is free.
+    /// Takes the lock as [`lock_for_handler`](Self::lock_for_handler) does, if it is free.
     #[must_use]
     pub fn try_lock(self) -> Option<Locked> {
         self.block.lock.try_lock().then(|| {
@@ -64,7 +64,7 @@ impl BlockRef {
 
     fn locked_for_service(self) -> Locked {
         let mut locked = Locked { at: self, is_doubtful: false };
-        locked.is_doubtful = locked.is_another();
+        locked.is_doubtful = locked.is_stale();
         locked
     }
 }
@@ -93,7 +93,7 @@ impl Locked {
 
     /// Whether the slot of a foreign range has been reused for another range.
     #[must_use]
-    pub fn is_another(&self) -> bool {
+    pub fn is_stale(&self) -> bool {
         self.at.slot.is_some_and(|slot| !slot.is(&self.at))
     }
 
@@ -143,7 +143,7 @@ impl Locked {
         change(map);
         let after = map.views();
         if after > before {
-            counters::raise(Counter::Views, Counter::ViewsPeak, after - before);
+            counters::add_with_peak(Counter::Views, Counter::ViewsPeak, after - before);
         } else if after < before {
             counters::subtract(Counter::Views, before - after);
         }
@@ -161,7 +161,7 @@ impl Locked {
 
     /// The open end, for the next input.
     #[must_use]
-    pub fn open(&self) -> Option<&Open> {
+    pub fn open(&self) -> Option<&OpenEnd> {
         if !self.is_registered() {
             return None;
         }
@@ -171,14 +171,14 @@ impl Locked {
 
     /// Replaces the open end; returns the old one, or `open` itself if the block is not registered.
     #[must_use]
-    pub fn exchange_open(&mut self, open: Option<Open>) -> Option<Open> {
+    pub fn exchange_open(&mut self, open: Option<OpenEnd>) -> Option<OpenEnd> {
         if !self.is_registered() {
             return open;
         }
         // SAFETY: `self` holds the lock, which guards `state`, and is borrowed mutably; the state of a
         // registered block is initialised.
         let held = unsafe { &mut (*self.at.block.state.get()).assume_init_mut().open };
-        Open::count(open.as_ref(), held.as_ref());
+        OpenEnd::count(open.as_ref(), held.as_ref());
         core::mem::replace(held, open)
     }
 

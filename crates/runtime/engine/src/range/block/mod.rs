@@ -4,4 +4,4 @@ mod locked;
 mod record;
 
 pub use locked::Locked;
-pub use record::{Block, BlockRef, Flag, Slot};
+pub use record::{Block, BlockRef, Flag, ForeignSlot};

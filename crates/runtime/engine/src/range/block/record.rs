@@ -1,7 +1,7 @@
 //! The record of a block, and the block's position.
 
 use crate::arena::pages::ARENA;
-use crate::arena::segment::{Open, Segment};
+use crate::arena::segment::{OpenEnd, Segment};
 use crate::range::changes::CHANGES;
 use core::mem::MaybeUninit;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
@@ -46,9 +46,9 @@ impl Flag {
     /// Forked children do not inherit the block's mapping.
     pub const NOT_INHERITED: Self = Self(1 << 10);
     /// The program mapped over the block.
-    pub const COVERED: Self = Self(1 << 11);
-    /// The program unmapped the block, or a part of it: see [`vacated`](Block::vacated).
-    pub const VACATED: Self = Self(1 << 12);
+    pub const MAPPED_OVER: Self = Self(1 << 11);
+    /// The program unmapped the block, or a part of it: see [`unmapped_pages`](Block::unmapped_pages).
+    pub const UNMAPPED: Self = Self(1 << 12);
     /// Allocated while a trial left eliding out, or skipped by a copy for that reason: the absence of views
     /// says nothing about the site.
     pub const UNTRIED: Self = Self(1 << 14);
@@ -91,7 +91,7 @@ pub struct Block {
     pub(super) copied_over_ns: AtomicU32,
     /// Number of times that the lock was taken: tells the handler whether one thread has held it all the while.
     pub(super) lock_count: AtomicU32,
-    /// First page that the last copy or input touched. In a block that is [`Flag::VACATED`], which holds no
+    /// First page that the last copy or input touched. In a block that is [`Flag::UNMAPPED`], which holds no
     /// view any more: first page that the program unmapped.
     buffer_start: AtomicU32,
     /// Page after the last one of that run.
@@ -118,7 +118,7 @@ pub(crate) struct FaultBatch {
 pub(super) struct BlockState {
     pub(super) map: PageMap<Segment>,
     /// Open end, where the next input may continue.
-    pub(super) open: Option<Open>,
+    pub(super) open: Option<OpenEnd>,
 }
 
 // SAFETY: `state` is accessed only by `Locked`, whose owner holds `lock`; all other fields are atomics.
@@ -275,21 +275,21 @@ impl Block {
         self.fault_batch.store(pages, Relaxed);
     }
 
-    /// Smallest run with all pages that the program unmapped, if the block is [`Flag::VACATED`].
-    pub(in crate::range) fn vacated(&self) -> PageRange {
+    /// Smallest run with all pages that the program unmapped, if the block is [`Flag::UNMAPPED`].
+    pub(in crate::range) fn unmapped_pages(&self) -> PageRange {
         PageRange::new(self.buffer_start.load(Relaxed), self.buffer_end.load(Relaxed))
     }
 
     /// Adds pages to the run that the program unmapped.
-    pub(in crate::range) fn vacate(&self, pages: PageRange) {
+    pub(in crate::range) fn mark_unmapped(&self, pages: PageRange) {
         let mut all = pages;
-        if self.has(Flag::VACATED) {
-            let known = self.vacated();
+        if self.has(Flag::UNMAPPED) {
+            let known = self.unmapped_pages();
             all = PageRange::new(known.start.min(pages.start), known.end.max(pages.end));
         }
         self.buffer_start.store(all.start, Relaxed);
         self.buffer_end.store(all.end, Relaxed);
-        self.set(Flag::VACATED);
+        self.set(Flag::UNMAPPED);
     }
 
     /// First and last page that the program asked for.
@@ -306,14 +306,14 @@ impl Default for Block {
 }
 
 /// Slot for one foreign range.
-pub struct Slot {
+pub struct ForeignSlot {
     pub(in crate::range) block: Block,
     /// Address of the first byte; 0: free.
     pub(in crate::range) base: AtomicUsize,
     pub(in crate::range) pages: AtomicU32,
 }
 
-impl Slot {
+impl ForeignSlot {
     uncopy_sys::constant! {
         /// A slot that is free.
         #[must_use]
@@ -347,7 +347,7 @@ pub struct BlockRef {
     /// Length of the block, pages.
     pub pages: u32,
     /// Slot of a foreign range; `None`: a block of the heap.
-    pub slot: Option<&'static Slot>,
+    pub slot: Option<&'static ForeignSlot>,
 }
 
 impl BlockRef {
@@ -405,7 +405,7 @@ impl BlockRef {
     }
 
     /// Records the buffer in which a copy or an input of `site` has made views. Under the lock.
-    pub fn note_buffer(&self, site: SiteId, pages: PageRange) {
+    pub fn set_last_buffer(&self, site: SiteId, pages: PageRange) {
         self.block.buffer_start.store(pages.start, Relaxed);
         self.block.buffer_end.store(pages.end, Relaxed);
         self.block.buffer_site.store(site, Relaxed);

@@ -25,7 +25,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem::{self, Advice, Reservation};
 use uncopy_sys::presence::{Presence, Section};
-use uncopy_sys::sync::Apart;
+use uncopy_sys::sync::CachePadded;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -85,7 +85,7 @@ pub struct Heap {
     records: AtomicUsize,
     records_step: AtomicUsize,
     classes: [ClassState; CLASSES],
-    retained_pages: Apart<AtomicUsize>,
+    retained_pages: CachePadded<AtomicUsize>,
     /// Time at which the next class's free blocks are examined if there is no handler, ms.
     trim_due_ms: AtomicU64,
     trimmed_class: AtomicUsize,
@@ -102,7 +102,7 @@ pub struct Allocation {
 
 uncopy_sys::statics! {
     /// The block heap of this process.
-    pub static HEAP: Apart<Heap> = Apart(Heap::new());
+    pub static HEAP: CachePadded<Heap> = CachePadded(Heap::new());
 }
 
 impl Default for Heap {
@@ -124,7 +124,7 @@ impl Heap {
                 classes: [const { ClassState::new() }; CLASSES],
                 #[cfg(loom)]
                 classes: core::array::from_fn(|_| ClassState::new()),
-                retained_pages: Apart(AtomicUsize::new(0)),
+                retained_pages: CachePadded(AtomicUsize::new(0)),
                 trim_due_ms: AtomicU64::new(0),
                 trimmed_class: AtomicUsize::new(0),
             }
@@ -229,8 +229,8 @@ impl Heap {
         let _presence = Presence::enter()?;
         let site = POLICY.placement.site(caller, class.index());
         // While nothing is elided, absent pages of registered blocks only cost faults: 3 % of Redis' GET of 256 KiB.
-        let wants_registered = POLICY.always_places_registered()
-            || !POLICY.leaves_eliding_out() && POLICY.placement.prefers_registered(site);
+        let wants_registered = POLICY.registers_every_block()
+            || !POLICY.trial_disables_eliding() && POLICY.placement.prefers_registered(site);
         let at = loop {
             let at = self.take(class, wants_registered)?;
             if self.is_reusable(at, site) {
@@ -244,7 +244,7 @@ impl Heap {
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
         at.block.set_request(site, lead.bytes(at.base, at.bytes(), len_bytes), len_bytes);
         at.block.clear(Flag::HELD_A_VIEW.or(Flag::UNTRIED));
-        if POLICY.leaves_eliding_out() {
+        if POLICY.trial_disables_eliding() {
             at.block.set(Flag::UNTRIED);
         }
         let is_fresh = at.block.has(Flag::FRESH);
@@ -260,7 +260,7 @@ impl Heap {
         at.block.set(Flag::ALLOCATED);
         counters::add(Counter::BlocksBytes, at.bytes());
         let is_registered = at.block.has(Flag::REGISTERED);
-        ledger::allocated(site, caller, len_bytes, is_registered);
+        ledger::record_allocation(site, caller, len_bytes, is_registered);
         Some(Allocation { at, is_zero: is_fresh })
     }
 
@@ -386,7 +386,7 @@ impl Heap {
     #[must_use]
     pub fn relocate(&self, from: BlockRef, to: BlockRef) -> bool {
         // Mappings of the program's own would be moved along or mapped over.
-        let refusing = Flag::REGISTERED.or(Flag::OTHER_PROPERTIES).or(Flag::COVERED).or(Flag::VACATED);
+        let refusing = Flag::REGISTERED.or(Flag::OTHER_PROPERTIES).or(Flag::MAPPED_OVER).or(Flag::UNMAPPED);
         let plain = |at: &BlockRef| !at.block.has(refusing);
         let len_bytes = from.bytes().min(to.bytes());
         let lead_bytes = from.block.lead_bytes();

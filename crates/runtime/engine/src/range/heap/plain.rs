@@ -65,7 +65,7 @@ impl Heap {
                         .for_each(|page| _ = readable::is_readable(page * PAGE_BYTES, size_of::<usize>())),
                 }
             }
-            block.note((at, last), alteration);
+            block.record_alteration((at, last), alteration);
             at = end;
         }
     }
@@ -100,7 +100,7 @@ impl Heap {
 /// Makes a block plain memory for good, as far as possible.
 fn make_plain(at: &BlockRef) {
     let mut dropped = Dropped::new();
-    let mut locked = at.lock_for_service();
+    let mut locked = at.lock_for_handler();
     if ARENA.descriptor().open().is_some() {
         // On failure, the block's absent pages are still served.
         let _ = locked.make_plain(&mut dropped);

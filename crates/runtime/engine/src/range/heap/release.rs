@@ -3,7 +3,7 @@
 use super::Heap;
 use crate::account::work::Work;
 use crate::range::block::{BlockRef, Flag};
-use crate::range::carrying;
+use crate::range::carriers;
 use crate::range::page_in::clear_long_runs;
 use crate::state::gate::HEAP_BASE;
 use crate::state::phase::{Phase, STATE};
@@ -12,7 +12,7 @@ use crate::state::{bell, counters, ledger};
 use uncopy_core::classes::Class;
 use uncopy_core::ledger::Field;
 use uncopy_core::page_map::Dropped;
-use uncopy_core::policy::sites::Share;
+use uncopy_core::policy::sites::WorkPart;
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Presence;
@@ -33,7 +33,7 @@ impl Heap {
         let (registered, held_a_view) = (at.block.has(Flag::REGISTERED), at.block.has(Flag::HELD_A_VIEW));
         let site = at.block.alloc_site();
         self.judge_site(at, site, held_a_view);
-        if let Some(entry) = ledger::allocation(site).filter(|_| held_a_view) {
+        if let Some(entry) = ledger::allocation_entry(site).filter(|_| held_a_view) {
             entry.add(Field::Elided, 1);
             entry.add(Field::ElidedBytes, at.bytes() as u64);
         }
@@ -63,7 +63,7 @@ impl Heap {
             }
             drop(dropped);
             if let Some(work) = work {
-                work.charge(at.last_site(), Share::Free);
+                work.charge(at.last_site(), WorkPart::Free);
             }
         }
         let mut registered = registered;
@@ -89,20 +89,23 @@ impl Heap {
         }
         if present_pages > 0 {
             bell::request_upkeep();
-            self.trim_now_and_then();
+            self.trim_periodically();
         }
         self.trim_excess(at.bytes());
     }
 
     /// Learns from a freed block whether its site's next blocks should be registered, or be blocks at all.
     fn judge_site(&self, at: BlockRef, site: u16, held_a_view: bool) {
-        if !held_a_view && (at.block.has(Flag::UNTRIED) || POLICY.leaves_eliding_out()) {
+        if !held_a_view && (at.block.has(Flag::UNTRIED) || POLICY.trial_disables_eliding()) {
             return;
         }
         POLICY.placement.record(site, held_a_view);
         if !held_a_view && POLICY.placement.holds_no_views(site) && STATE.is_active() {
             let class_index = Class::for_len(at.bytes()).map_or(0, Class::index);
-            carrying::leave(POLICY.placement.caller(site, class_index), at.block.usable_bytes());
+            carriers::record_viewless_blocks(
+                POLICY.placement.caller(site, class_index),
+                at.block.usable_bytes(),
+            );
         }
     }
 }

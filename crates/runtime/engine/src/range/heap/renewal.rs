@@ -25,7 +25,7 @@ const ALTERED: Flag = Flag::DISOWNED.or(ADVICE).or(Flag::OTHER_PROPERTIES).or(LO
 /// Advice of the allocation site: after renewal the site would only give it again.
 const ADVICE: Flag = Flag::HUGE_PAGES.or(Flag::ADVISED);
 /// Flags of blocks that are not handed out again.
-const LOST: Flag = Flag::COVERED.or(Flag::VACATED);
+const LOST: Flag = Flag::MAPPED_OVER.or(Flag::UNMAPPED);
 /// Flags that a renewed mapping does not have.
 const RENEWED: Flag =
     Flag::DISOWNED.or(ADVICE).or(Flag::OTHER_PROPERTIES).or(Flag::NOT_INHERITED).or(Flag::RELOCATED);
@@ -42,12 +42,12 @@ fn around(at: BlockRef, pages: PageRange) -> impl Iterator<Item = PageRange> {
 }
 
 /// A free block: whether it is registered, and an estimate of its present pages.
-pub(super) type Kept = (bool, u32);
+pub(super) type FreeBlockState = (bool, u32);
 
 impl BlockRef {
     /// Records the alteration that the program is about to make to the block's part of `start..end`. The
     /// pages concerned must be in place.
-    pub(super) fn note(&self, (start, end): (usize, usize), alteration: Alteration) {
+    pub(super) fn record_alteration(&self, (start, end): (usize, usize), alteration: Alteration) {
         let flags = match alteration {
             Alteration::Pages => Flag::DISOWNED,
             Alteration::Advice => Flag::ADVISED,
@@ -57,13 +57,13 @@ impl BlockRef {
                 ANY_NOT_INHERITED.store(true, Relaxed);
                 Flag::DISOWNED.or(Flag::OTHER_PROPERTIES).or(Flag::NOT_INHERITED)
             }
-            Alteration::Covered => Flag::DISOWNED.or(Flag::COVERED),
-            Alteration::Vacated => {
+            Alteration::MappedOver => Flag::DISOWNED.or(Flag::MAPPED_OVER),
+            Alteration::Unmapped => {
                 let page = |address: usize| {
                     (address.clamp(self.base, self.base + self.bytes()) - self.base).div_ceil(PAGE_BYTES)
                 };
                 let first = (start.max(self.base) - self.base) / PAGE_BYTES;
-                self.block.vacate(PageRange::new(first as u32, page(end) as u32));
+                self.block.mark_unmapped(PageRange::new(first as u32, page(end) as u32));
                 Flag::DISOWNED
             }
         };
@@ -80,13 +80,13 @@ impl BlockRef {
     }
 
     /// The pages that the program unmapped; an empty run at 0 if there are none.
-    fn vacated(&self) -> PageRange {
-        if self.block.has(Flag::VACATED) { self.block.vacated() } else { PageRange::new(0, 0) }
+    fn unmapped_pages(&self) -> PageRange {
+        if self.block.has(Flag::UNMAPPED) { self.block.unmapped_pages() } else { PageRange::new(0, 0) }
     }
 
     /// Whether the program unmapped the page at `address`, which may be in other use since.
-    fn is_vacated(&self, address: usize) -> bool {
-        let (pages, page) = (self.vacated(), self.page(address));
+    fn is_unmapped(&self, address: usize) -> bool {
+        let (pages, page) = (self.unmapped_pages(), self.page(address));
         pages.start <= page && page < pages.end
     }
 }
@@ -96,13 +96,19 @@ impl Heap {
     /// returned it, possibly an address within the heap, where the program has unmapped a part of a block.
     #[must_use]
     pub fn owner_of(&self, pointer: usize) -> Option<BlockRef> {
-        let is_owner =
-            |at: &BlockRef| !at.is_vacated(pointer) || at.block.has(Flag::ALLOCATED) && at.start() == pointer;
+        let is_owner = |at: &BlockRef| {
+            !at.is_unmapped(pointer) || at.block.has(Flag::ALLOCATED) && at.start() == pointer
+        };
         self.find(pointer).filter(is_owner)
     }
 
     /// Makes a freed block with an altered mapping fit for its next owner. `None`: the block is lost.
-    pub(super) fn recover(&self, at: BlockRef, is_registered: bool, present_pages: u32) -> Option<Kept> {
+    pub(super) fn recover(
+        &self,
+        at: BlockRef,
+        is_registered: bool,
+        present_pages: u32,
+    ) -> Option<FreeBlockState> {
         if at.block.has(LOST) {
             Self::withdraw(at);
             return None;
@@ -145,7 +151,7 @@ impl Heap {
     /// refuses (sealed memory, too many mappings).
     fn renew(at: BlockRef) -> bool {
         let _critical = Critical::enter();
-        let mut locked = at.lock_for_service();
+        let mut locked = at.lock_for_handler();
         // SAFETY: the block is free and in no list, and all of its addresses hold mappings of the heap,
         // none of the program's.
         if unsafe { HEAP_MEMORY.renew(at.base, at.bytes()) }.is_err() {
@@ -161,9 +167,9 @@ impl Heap {
     /// Reserves the addresses of a freed block for good, except those that the program unmapped.
     fn withdraw(at: BlockRef) {
         let _critical = Critical::enter();
-        at.lock_for_service().forget_registration();
+        at.lock_for_handler().forget_registration();
         at.block.set(Flag::DISOWNED);
-        for pages in around(at, at.vacated()) {
+        for pages in around(at, at.unmapped_pages()) {
             // SAFETY: the program has freed the block, and with it mappings of its own over it; unmapped
             // pages are left out. If the call is refused, the mapping stays.
             let _ = unsafe { HEAP_MEMORY.withdraw(at.base + pages.start_bytes(), pages.len_bytes()) };
@@ -172,10 +178,10 @@ impl Heap {
 
     /// Unmaps a freed block, because blocks are not handed out any more, except the part that may be in other use.
     pub(super) fn unmap(at: BlockRef) {
-        let vacated = at.vacated();
+        let unmapped_pages = at.unmapped_pages();
         // Marked first: a later owner of the addresses may free memory there.
-        at.note((at.base, at.base + at.bytes()), Alteration::Vacated);
-        for pages in around(at, vacated) {
+        at.record_alteration((at.base, at.base + at.bytes()), Alteration::Unmapped);
+        for pages in around(at, unmapped_pages) {
             // SAFETY: the program has freed the block, which is in no list and never will be; pages in
             // other use are left out.
             let _ = unsafe { mem::unmap(at.base + pages.start_bytes(), pages.len_bytes()) };
@@ -183,13 +189,13 @@ impl Heap {
     }
 
     /// In a forked child: marks blocks as unmapped that the program asked not to be inherited.
-    pub(crate) fn vacate_what_is_not_inherited(&self) {
+    pub(crate) fn mark_uninherited_unmapped(&self) {
         if !ANY_NOT_INHERITED.load(Relaxed) {
             return;
         }
         self.for_each_block(|at| {
             if at.block.has(Flag::NOT_INHERITED) {
-                at.block.vacate(at.all());
+                at.block.mark_unmapped(at.all());
             }
         });
     }

@@ -26,7 +26,7 @@ const ROUND_MS: u64 = 1000;
 
 /// A free block that has been taken out of the lists.
 #[derive(Clone, Copy)]
-pub(crate) struct Taken {
+pub(crate) struct DetachedBlock {
     class: usize,
     is_registered: bool,
     index: u32,
@@ -66,7 +66,11 @@ impl Heap {
 
     /// Makes some of the `surplus` free blocks of a class bare. Returns the numbers left, and a block that
     /// is still to be put back, because another thread holds the class's lock.
-    pub(crate) fn trim(&self, class: usize, [registered, plain]: [u32; 2]) -> ([u32; 2], Option<Taken>) {
+    pub(crate) fn trim(
+        &self,
+        class: usize,
+        [registered, plain]: [u32; 2],
+    ) -> ([u32; 2], Option<DetachedBlock>) {
         let is_registered = registered > 0;
         let surplus = if is_registered { registered } else { plain };
         let count = surplus.min(STEP_BLOCKS);
@@ -86,7 +90,7 @@ impl Heap {
     }
 
     /// Takes an old block out of the lists. `None`: there is none, or another thread holds the class's lock.
-    pub(crate) fn take_old(&self, class_index: usize, is_registered: bool) -> Option<Taken> {
+    pub(crate) fn take_old(&self, class_index: usize, is_registered: bool) -> Option<DetachedBlock> {
         let class = Class::from_index(class_index)?;
         let state = &self.classes[class_index];
         let mut free = state.free.try_lock()?;
@@ -95,11 +99,11 @@ impl Heap {
         if index.is_some() {
             list.old_count -= 1;
         }
-        Some(Taken { class: class_index, is_registered, index: index?, is_bare: false })
+        Some(DetachedBlock { class: class_index, is_registered, index: index?, is_bare: false })
     }
 
     /// Gives the pages of a block that was taken out of the lists back to the kernel.
-    pub(crate) fn make_bare(&self, taken: &mut Taken) {
+    pub(crate) fn make_bare(&self, taken: &mut DetachedBlock) {
         let Some(class) = Class::from_index(taken.class) else { return };
         let at = self.block(class, taken.index);
         let retained = at.block.retained_pages();
@@ -116,7 +120,7 @@ impl Heap {
     }
 
     /// Puts a block back into the lists. False: another thread holds the class's lock.
-    pub(crate) fn put_back(&self, taken: Taken) -> bool {
+    pub(crate) fn put_back(&self, taken: DetachedBlock) -> bool {
         let (Some(class), state) = (Class::from_index(taken.class), &self.classes[taken.class]) else {
             return true;
         };
@@ -135,7 +139,7 @@ impl Heap {
 
     /// Gives back pages of free blocks that were not needed for a while, of one class at a time. For
     /// processes without a handler.
-    pub(super) fn trim_now_and_then(&self) {
+    pub(super) fn trim_periodically(&self) {
         if self.retained_pages() * PAGE_BYTES <= RETAINED_FOR_GOOD_BYTES || STATE.phase() == Phase::Active {
             return;
         }
@@ -185,20 +189,20 @@ impl Heap {
     }
 
     /// Takes a block that retains pages out of a class's lists, an old one if possible.
-    fn take_with_pages(&self, class: usize) -> Option<Taken> {
+    fn take_with_pages(&self, class: usize) -> Option<DetachedBlock> {
         [true, false].into_iter().find_map(|is_registered| {
             self.take_old(class, is_registered).or_else(|| {
                 let mut free = self.classes[class].free.try_lock()?;
                 let list = free.of_kind(is_registered);
                 let index = self.pop_from(Class::from_index(class)?, &mut list.recent)?;
                 list.recent_count -= 1;
-                Some(Taken { class, is_registered, index, is_bare: false })
+                Some(DetachedBlock { class, is_registered, index, is_bare: false })
             })
         })
     }
 
     /// Makes a block bare and puts it back; returns how many pages it had.
-    fn give_back(&self, mut taken: Taken) -> usize {
+    fn give_back(&self, mut taken: DetachedBlock) -> usize {
         let before = self.retained_pages();
         self.make_bare(&mut taken);
         while !self.put_back(taken) {
@@ -216,7 +220,7 @@ impl Heap {
     fn discard_locked(&self, locked: &mut Locked, registered: bool) -> bool {
         let at = locked.at;
         // The heap must not empty pages that the program has unmapped or mapped over.
-        let is_own = !at.block.has(Flag::COVERED.or(Flag::VACATED));
+        let is_own = !at.block.has(Flag::MAPPED_OVER.or(Flag::UNMAPPED));
         if !is_own || HEAP_MEMORY.discard(at.base, at.bytes()).is_err() {
             return false;
         }

@@ -14,7 +14,7 @@ fn nothing_that_is_counted_is_lost_when_the_counters_are_published() {
             counters::subtract(Counter::BlocksBytes, 100);
         });
         let publishing = spawn(counters::publish);
-        counters::raise(Counter::BlocksBytes, Counter::SegmentsPeakBytes, 3);
+        counters::add_with_peak(Counter::BlocksBytes, Counter::SegmentsPeakBytes, 3);
         counting.join().expect("thread");
         publishing.join().expect("thread");
         assert_eq!(counters::get(Counter::BlocksBytes), 23);

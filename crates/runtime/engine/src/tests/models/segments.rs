@@ -2,8 +2,8 @@
 
 use super::{DEEP, PREEMPTIONS, active, end};
 use crate::arena::pages::ARENA;
-use crate::arena::segment::{Draft, Open, Segment};
-use crate::call::in_flight::{self, Held, InProgress, Segments};
+use crate::arena::segment::{Draft, OpenEnd, Segment};
+use crate::call::in_flight::{self, CallResources, InProgress, Segments};
 use crate::life::fork;
 use crate::range::heap::HEAP;
 use crate::state::counters;
@@ -37,7 +37,7 @@ fn the_last_of_several_references_gives_the_pages_back_once() {
                 spawn(move || drop(reference))
             })
             .collect();
-        let open = Open { segment, filled_bytes: PAGE_BYTES, next_address: 0 };
+        let open = OpenEnd { segment, filled_bytes: PAGE_BYTES, next_address: 0 };
         open.close();
         others.into_iter().for_each(|other| other.join().expect("thread"));
         all_is_given_back((PAGES * PAGE_BYTES) as u64);
@@ -53,12 +53,12 @@ fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
         let mut mine = segment.clone();
         let other = spawn(move || {
             let mut segment = segment;
-            let alone = segment.sole().is_some();
+            let alone = segment.as_unique_draft().is_some();
             // SAFETY: a reference is held, so the segment's bytes are present.
             assert!(unsafe { (segment.address() as *const u8).read_volatile() } == 0);
             alone
         });
-        let alone = mine.sole().is_some();
+        let alone = mine.as_unique_draft().is_some();
         drop(mine);
         let other_alone = other.join().expect("thread");
         assert!(!(alone && other_alone), "both found themselves alone");
@@ -78,7 +78,7 @@ fn what_was_lent_is_neither_moved_nor_resident_again() {
             let pages = segment.lend(PAGE_BYTES, PAGE_BYTES + 1);
             assert_eq!(pages, 2);
         });
-        assert!(mine.sole().is_none(), "pages that are lent would be moved");
+        assert!(mine.as_unique_draft().is_none(), "pages that are lent would be moved");
         drop(mine);
         lending.join().expect("thread");
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
@@ -115,7 +115,7 @@ fn what_calls_hold_is_given_back_once() {
     check(PREEMPTIONS, || {
         let segment = active(|| draft().freeze(0));
         let hold = |segment: &Segment| {
-            let call = InProgress::new(Held::Output(Segments::from_iter([segment.clone()])));
+            let call = InProgress::new(CallResources::Output(Segments::from_iter([segment.clone()])));
             call.run(|| ());
             drop(call);
         };
@@ -126,7 +126,7 @@ fn what_calls_hold_is_given_back_once() {
         let leaving = {
             let segment = segment.clone();
             spawn(move || {
-                let call = InProgress::new(Held::Output(Segments::from_iter([segment])));
+                let call = InProgress::new(CallResources::Output(Segments::from_iter([segment])));
                 // A jump leaves the record linked, and the frame is reused.
                 call.leave_by_a_jump();
                 in_flight::end_of_thread();
@@ -149,7 +149,8 @@ fn an_open_end_goes_to_one_input_only() {
     check(PREEMPTIONS, || {
         let at = active(|| {
             let at = super::block();
-            let open = Open { segment: draft().freeze(0), filled_bytes: PAGE_BYTES, next_address: at.base };
+            let open =
+                OpenEnd { segment: draft().freeze(0), filled_bytes: PAGE_BYTES, next_address: at.base };
             assert!(at.lock().exchange_open(Some(open)).is_none());
             at
         });
