@@ -97,10 +97,11 @@ pub fn seed(default: u64) -> u64 {
 /// scenarios that show nothing when they are shorter.
 ///
 /// # Panics
-/// When the factor does not fit a `usize`.
+/// When the number does not fit a `usize`.
 #[must_use]
 pub fn rounds(usual: usize) -> usize {
-    usual * usize::try_from((test_size() / 10).max(1)).expect("a factor")
+    let factor = usize::try_from((test_size() / 10).max(1)).expect("a factor");
+    usual.checked_mul(factor).expect("UNCOPY_TEST_SIZE is small enough for the number of rounds")
 }
 
 /// Random bytes for the harness (not for programs that check themselves: see `plain::fill`).

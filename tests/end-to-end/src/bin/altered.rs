@@ -331,7 +331,7 @@ fn not_inherited(seed: u64) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: a fresh mapping where nothing is.
         let mapped = unsafe { libc::mmap(at.cast(), len, ACCESS, flags, -1, 0) };
-        let mut is_right = mapped == at.cast();
+        assert_eq!(mapped, at.cast(), "mmap: errno {}", errno());
         // SAFETY: the child made the mapping of `len` bytes and has no other reference to the bytes.
         let mut theirs = unsafe { Buffer::over(mapped.cast(), len) };
         theirs.set(0, len, 5);
@@ -339,9 +339,9 @@ fn not_inherited(seed: u64) {
         let others: Vec<Buffer> = (0..6).map(|_| Buffer::new(Origin::Calloc, MIB)).collect();
         others.iter().for_each(|other| other.check_all("of a child"));
         theirs.check_all("what a child mapped where it inherited nothing");
-        is_right &= advise(mapped, len, libc::MADV_NORMAL) == 0;
+        let is_still_mapped = advise(mapped, len, libc::MADV_NORMAL) == 0;
         // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(c_int::from(!is_right)) };
+        unsafe { libc::_exit(c_int::from(!is_still_mapped)) };
     }
     assert_eq!(wait(pid), 0, "the child");
     buffer.check_all("what no child inherits");
