@@ -63,7 +63,7 @@ impl Served {
             std::thread::sleep(S::ALONE);
         }
         wait_until(&format!("{name} to answer"), || service.is_ready(address).then_some(()));
-        Self { running, port, stop: S::STOP.as_raw(), deaths: S::DEATHS }
+        Self { running, port, stop: S::STOP.as_raw(), deaths: S::CRASH_MESSAGES }
     }
 
     /// Starts an nginx with a master and two workers, and `locations` in its one server.

@@ -37,11 +37,11 @@ pub fn free_port(host: Ipv4Addr) -> Result<u16> {
     let start = usize::try_from(start).unwrap_or(0);
     // If all ports are ephemeral, a port that is free at the moment has to do.
     let mut attempts = ports.cycle().skip(start).chain(std::iter::repeat(0)).take(PORT_ATTEMPTS);
-    let free = |port| {
+    let try_reserve = |port| {
         let port = TcpListener::bind((host, port)).ok()?.local_addr().ok()?.port();
         reserve(port).then_some(port)
     };
-    attempts.find_map(free).ok_or_else(|| Failure::new("no port is free"))
+    attempts.find_map(try_reserve).ok_or_else(|| Failure::new("no port is free"))
 }
 
 /// Reserves a port of this network namespace, by an abstract socket name; false if the port is reserved

@@ -21,7 +21,7 @@ use crate::processes::wait;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Time limit for descendants to end after the registered processes.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const DESCENDANT_GRACE: Duration = Duration::from_millis(200);
 
 /// Processes and directories to clean up when this program ends.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Registry {
                 let _ = kill_process(*pid, Signal::KILL);
             }
         }
-        Held::below(getpid()).end(LAST_WORDS);
+        Held::below(getpid()).end(DESCENDANT_GRACE);
         descendants::end_all(GRACE);
         for directory in &self.directories {
             let _ = std::fs::remove_dir_all(directory);
