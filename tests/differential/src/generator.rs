@@ -85,7 +85,7 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     }
     let max_len = random.pick(&[16_384, 65_536, 262_144, 524_288, 524_288, 1 << 20, 3 << 20]);
     let mut generators: Vec<Generator> =
-        (0..workers).map(|_| Generator::new(Random::new(random.word()), &weights, max_len)).collect();
+        (0..workers).map(|_| Generator::new(Random::new(random.next_u64()), &weights, max_len)).collect();
     let mut program = Program { seed, alarm_us, operations: Vec::with_capacity(operations) };
     for (worker, generator) in generators.iter_mut().enumerate() {
         for slot in 0..GENERAL_SLOTS {

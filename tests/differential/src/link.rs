@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 
 use uncopy_tests::calls::{set_buffer_size, set_nonblocking, wait_ready};
-use uncopy_tests::plain::{self, PlainBytes};
+use uncopy_tests::oracle::{self, OracleBytes};
 
 use crate::mate::{self, Answer, Mate, Transport};
 use crate::model::{Mirror, pool, pool_place};
@@ -200,7 +200,7 @@ impl Link {
         let place = pool_place(seed, len);
         let fed = match &mut self.far {
             // SAFETY: the pool has `len` bytes from `place` on, and is never freed.
-            Far::Here(far) => unsafe { plain::raw_write(*far, pool().at(place), len) }.ok(),
+            Far::Here(far) => unsafe { oracle::raw_write(*far, pool().at(place), len) }.ok(),
             Far::There(mate) => {
                 let answer = mate.feed(place, len);
                 self.judge(answer)?
@@ -252,12 +252,12 @@ impl Link {
     ///
     /// # Errors
     /// A description of wrong or missing bytes.
-    pub fn drain(&mut self, len: usize, scratch: &PlainBytes) -> Result<(), String> {
+    pub fn drain(&mut self, len: usize, scratch: &OracleBytes) -> Result<(), String> {
         self.drain_some(len, false, scratch)
     }
 
     /// Receives once and compares; with `waits`, waits for bytes that may arrive late (TCP).
-    fn drain_some(&mut self, len: usize, waits: bool, scratch: &PlainBytes) -> Result<(), String> {
+    fn drain_some(&mut self, len: usize, waits: bool, scratch: &OracleBytes) -> Result<(), String> {
         let (start, end) = self.under_way;
         if start == end || self.kind == LinkKind::PipeIn {
             return Ok(());
@@ -290,7 +290,7 @@ impl Link {
     }
 
     /// Receives at the peer's end into the scratch; `None` if there is nothing to receive.
-    fn take(&mut self, len: usize, waits: bool, scratch: &PlainBytes) -> Result<Option<usize>, String> {
+    fn take(&mut self, len: usize, waits: bool, scratch: &OracleBytes) -> Result<Option<usize>, String> {
         let waits = waits && self.kind == LinkKind::Tcp;
         let got = match &mut self.far {
             Far::There(mate) => {
@@ -303,7 +303,7 @@ impl Link {
                 }
                 let want = if self.kind.keeps_messages() { scratch.len() } else { len };
                 // SAFETY: `want` is at most the scratch's length: `drain_some` clamps `len` to it.
-                match unsafe { plain::raw_read(*far, scratch.pointer(), want) } {
+                match unsafe { oracle::raw_read(*far, scratch.pointer(), want) } {
                     Ok(got) => Some(got),
                     Err(libc::EAGAIN) => None,
                     Err(error) => return Err(format!("{:?}: errno {error}", self.kind)),
@@ -321,7 +321,7 @@ impl Link {
     ///
     /// # Errors
     /// A description of wrong or missing bytes.
-    pub fn drain_all(&mut self, scratch: &PlainBytes) -> Result<(), String> {
+    pub fn drain_all(&mut self, scratch: &OracleBytes) -> Result<(), String> {
         while self.under_way.0 < self.under_way.1 {
             self.drain_some(scratch.len(), true, scratch)?;
         }
@@ -348,7 +348,7 @@ pub fn pair(kind: c_int) -> (c_int, c_int) {
     // SAFETY: `ends` has room for the two descriptors that socketpair(2) writes.
     let returned =
         unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
-    assert_eq!(returned, 0, "socketpair: errno {}", plain::errno());
+    assert_eq!(returned, 0, "socketpair: errno {}", oracle::errno());
     (ends[0], ends[1])
 }
 
@@ -358,7 +358,7 @@ pub fn pipe() -> (c_int, c_int) {
     let mut ends = [0; 2];
     // SAFETY: `ends` has room for the two descriptors that pipe2(2) writes.
     let returned = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
-    assert_eq!(returned, 0, "pipe: errno {}", plain::errno());
+    assert_eq!(returned, 0, "pipe: errno {}", oracle::errno());
     // A larger pipe, if the user may have one; otherwise the default size will do.
     // SAFETY: fcntl(2) with F_SETPIPE_SZ takes integers only.
     unsafe { libc::fcntl(ends[1], libc::F_SETPIPE_SZ, 256 << 10) };

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libc::iovec;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, set_nonblocking, wait_ready};
-use uncopy_tests::plain::{self, Outcome, PlainBytes, errno, raw_read, raw_write};
+use uncopy_tests::oracle::{self, CallResult, OracleBytes, errno, raw_read, raw_write};
 
 use crate::model::pool;
 
@@ -135,7 +135,7 @@ impl Mate {
 
     /// Makes the mate receive up to `len` bytes and copies them to `scratch`. With `waits`, the
     /// mate blocks until there are some.
-    pub fn drain(&mut self, len: usize, waits: bool, scratch: &PlainBytes) -> Answer {
+    pub fn drain(&mut self, len: usize, waits: bool, scratch: &OracleBytes) -> Answer {
         self.turn += 1;
         let answer = self.ask(&format!("drain {} {} {}", len.min(MAX_BYTES), self.turn, u8::from(waits)));
         let Answer::Bytes(len) = answer else { return answer };
@@ -179,7 +179,7 @@ pub fn end(path: &Path) {
 }
 
 /// Retries a call that a signal interrupted.
-fn uninterrupted(mut call: impl FnMut() -> Outcome) -> Outcome {
+fn uninterrupted(mut call: impl FnMut() -> CallResult) -> CallResult {
     loop {
         let outcome = call();
         if outcome != Err(libc::EINTR) {
@@ -367,7 +367,7 @@ impl Far {
         // the parts divide these bytes, and live through the call.
         let sent = unsafe {
             if turn.is_multiple_of(2) {
-                plain::copy(start, pool().at(place), len.min(MAX_BYTES));
+                oracle::copy(start, pool().at(place), len.min(MAX_BYTES));
             } else {
                 CopyCall::Memcpy.copy(start, pool().at(place), len.min(MAX_BYTES));
             }

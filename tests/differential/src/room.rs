@@ -7,7 +7,7 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use uncopy_tests::calls::{CopyCall, set_nonblocking};
-use uncopy_tests::plain::{self, PlainBytes, errno, raw_write, set_errno};
+use uncopy_tests::oracle::{self, OracleBytes, errno, raw_write, set_errno};
 use uncopy_tests::random::mix;
 
 use crate::link::pipe;
@@ -22,7 +22,7 @@ const BUFFERS: usize = 3;
 #[derive(Debug)]
 pub struct Room {
     buffers: [Cell<*mut u8>; BUFFERS],
-    mirrors: [PlainBytes; BUFFERS],
+    mirrors: [OracleBytes; BUFFERS],
     pipe: Cell<(c_int, c_int)>,
     busy: AtomicBool,
     state: Cell<u64>,
@@ -93,7 +93,7 @@ impl Room {
     pub fn new(seed: usize) -> Box<Self> {
         let room = Box::new(Self {
             buffers: std::array::from_fn(|_| Cell::new(std::ptr::null_mut())),
-            mirrors: std::array::from_fn(|_| PlainBytes::new(LEN)),
+            mirrors: std::array::from_fn(|_| OracleBytes::new(LEN)),
             pipe: Cell::new(nonblocking_pipe()),
             busy: AtomicBool::new(false),
             state: Cell::new(seed as u64),
@@ -127,9 +127,9 @@ impl Room {
                 let written = written.expect("an empty pipe takes some");
                 let got = libc::read(self.pipe.get().0, buffer.get().cast(), LEN);
                 assert_eq!(usize::try_from(got), Ok(written), "read from the handler's pipe");
-                plain::copy(self.mirrors[index].pointer(), pool().at(place), written);
-                plain::copy(buffer.get().add(written), pool().at(place), LEN - written);
-                plain::copy(self.mirrors[index].at(written), pool().at(place), LEN - written);
+                oracle::copy(self.mirrors[index].pointer(), pool().at(place), written);
+                oracle::copy(buffer.get().add(written), pool().at(place), LEN - written);
+                oracle::copy(self.mirrors[index].at(written), pool().at(place), LEN - written);
             }
         }
         self.busy.store(false, Relaxed);
@@ -168,17 +168,17 @@ impl Room {
                 0..3 => {
                     let call = CopyCall::ALL[self.below(CopyCall::ALL.len())];
                     call.copy(two_to, one_at, len);
-                    plain::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), len);
+                    oracle::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), len);
                 }
                 3 => {
                     let call = CopyCall::OVERLAPPING[self.below(CopyCall::OVERLAPPING.len())];
                     call.copy(self.buffers[one].get().add(to), one_at, len);
-                    plain::shift(self.mirrors[one].at(to), self.mirrors[one].at(at), len);
+                    oracle::copy_overlapping(self.mirrors[one].at(to), self.mirrors[one].at(at), len);
                 }
                 4 => {
                     let short = len.min(50);
-                    plain::set(one_at, short, to.to_le_bytes()[0]);
-                    plain::set(self.mirrors[one].at(at), short, to.to_le_bytes()[0]);
+                    oracle::set(one_at, short, to.to_le_bytes()[0]);
+                    oracle::set(self.mirrors[one].at(at), short, to.to_le_bytes()[0]);
                 }
                 5 => {
                     let sent = libc::write(self.pipe.get().1, one_at.cast(), len);
@@ -187,7 +187,7 @@ impl Room {
                         give_up(b"machine: signal handler: the pipe did not give what it took\n");
                     }
                     let got = usize::try_from(got).unwrap_or(0);
-                    plain::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), got);
+                    oracle::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), got);
                 }
                 6 => self.check(one, at, len.min(5000)),
                 _ => self.check(one, at, len),
@@ -198,7 +198,7 @@ impl Room {
     fn check(&self, index: usize, at: usize, len: usize) {
         let start = self.buffers[index].get().wrapping_add(at);
         // SAFETY: the range is inside the buffer and its mirror.
-        if unsafe { plain::first_difference(start, self.mirrors[index].at(at), len) }.is_some() {
+        if unsafe { oracle::first_difference(start, self.mirrors[index].at(at), len) }.is_some() {
             give_up(b"machine: DIFFERENCE in a buffer of the signal handler\n");
         }
     }

@@ -186,7 +186,7 @@ fn each_of(directory: &str, mut work: impl FnMut(&Path, &Program)) -> usize {
 #[test]
 fn programs_that_failed_once_do_not_fail_again() {
     let programs = each_of("corpus", |path, program| {
-        for mode in Mode::BOTH {
+        for mode in Mode::FOR_APPLICATIONS {
             let report = Trial::new(MACHINE, mode).run(Subject::Program(program));
             assert!(report.failure.is_none(), "{} ({mode:?}): {:?}", path.display(), report.failure);
         }

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use libc::{c_int, iovec, off_t};
-use uncopy_tests::plain;
+use uncopy_tests::oracle;
 
 use super::interpreter::{Files, name};
 use super::passing::offset;
@@ -54,7 +54,7 @@ impl Room {
     pub(super) fn filled(len: usize, seed: usize) -> Self {
         let mut room = Self::new(len);
         // SAFETY: `start` is writable for `room.len` bytes.
-        unsafe { plain::fill(room.start(), room.len, seed as u64, 0) };
+        unsafe { oracle::fill(room.start(), room.len, seed as u64, 0) };
         room
     }
 

@@ -5,7 +5,7 @@ use std::fmt::{Arguments, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use uncopy_tests::plain::{errno, raw_write};
+use uncopy_tests::oracle::{errno, raw_write};
 
 use super::{MAPS, NAMES, SLOTS};
 use crate::program::{Kind, Operation, Program};

@@ -108,11 +108,11 @@ pub(super) fn over_a_socket(fd: c_int) -> c_int {
                 new = libc::CMSG_DATA(head).cast::<c_int>().read_unaligned();
             }
         }
-        let kept = uncopy_tests::plain::errno();
+        let kept = uncopy_tests::oracle::errno();
         ends.iter().for_each(|end| {
             libc::close(*end);
         });
-        uncopy_tests::plain::set_errno(kept);
+        uncopy_tests::oracle::set_errno(kept);
         new
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::CopyCall;
-use uncopy_tests::plain::errno;
+use uncopy_tests::oracle::errno;
 
 use super::{SLOTS, Verdict, Worker};
 use crate::buffer::{Buffer, Origin};

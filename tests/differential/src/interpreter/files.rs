@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use uncopy_tests::calls::{FileInput, FileOutput, InputCall, OutputCall};
-use uncopy_tests::plain::{PlainBytes, errno};
+use uncopy_tests::oracle::{OracleBytes, errno};
 
 use super::{PARTS_BYTES, Part, Verdict, Worker};
 use crate::model::Mirror;
@@ -33,7 +33,7 @@ impl Disk {
     }
 
     /// Compares a range of the file with the model, read by the bare system call.
-    fn check(&self, at: usize, len: usize, scratch: &PlainBytes) -> Verdict {
+    fn check(&self, at: usize, len: usize, scratch: &OracleBytes) -> Verdict {
         // SAFETY: the scratch is writable for `len` bytes: it is at least as long as the file.
         let got = unsafe { libc::syscall(libc::SYS_pread64, self.file, scratch.pointer(), len, at) };
         if usize::try_from(got) != Ok(len) {
@@ -46,7 +46,7 @@ impl Disk {
         }
     }
 
-    pub(super) fn check_all(&self, scratch: &PlainBytes) -> Verdict {
+    pub(super) fn check_all(&self, scratch: &OracleBytes) -> Verdict {
         if self.size == 0 { Ok(()) } else { self.check(0, self.size, scratch) }
     }
 

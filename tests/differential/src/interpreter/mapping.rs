@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 
 use uncopy_core::addr::PAGE_BYTES as PAGE;
-use uncopy_tests::plain::{self, errno};
+use uncopy_tests::oracle::{self, errno};
 
 use super::{SLOTS, Verdict, Worker};
 use crate::buffer::{MAX_BUFFER, Origin};
@@ -42,9 +42,9 @@ impl Worker<'_> {
                 // SAFETY: the pool has 60,000 bytes; read(2) is given whole pages of the buffer,
                 // which it may not write; the descriptors are this function's own.
                 let got = unsafe {
-                    let _ = plain::raw_write(writer, pool().pointer(), len.min(60_000));
+                    let _ = oracle::raw_write(writer, pool().pointer(), len.min(60_000));
                     let call = black_box(libc::read as unsafe extern "C" fn(_, _, _) -> isize);
-                    let got = plain::outcome(call(reader, start.cast::<c_void>(), len));
+                    let got = oracle::call_result(call(reader, start.cast::<c_void>(), len));
                     libc::close(reader);
                     libc::close(writer);
                     got

@@ -106,7 +106,7 @@ impl Worker<'_> {
                 let place = pool_place(seed, len);
                 if how == 1 {
                     // SAFETY: the range is inside the buffer, and the pool has `len` bytes from `place` on.
-                    unsafe { uncopy_tests::plain::copy(buffer.at(at), pool().at(place), len) };
+                    unsafe { uncopy_tests::oracle::copy(buffer.at(at), pool().at(place), len) };
                 } else {
                     for index in 0..len {
                         // SAFETY: the buffer and the pool both have the byte.

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use libc::iovec;
-use uncopy_tests::plain::{PlainBytes, raw_write};
+use uncopy_tests::oracle::{OracleBytes, raw_write};
 use uncopy_tests::random::Random;
 
 use crate::buffer::{Buffer, MAX_BUFFER, Origin};
@@ -59,7 +59,7 @@ struct Worker<'a> {
     spare: Vec<Mirror>,
     links: Vec<Link>,
     disk: Disk,
-    scratch: PlainBytes,
+    scratch: OracleBytes,
     room: Box<Room>,
     peers: Vec<Sender<Buffer>>,
     inbox: Receiver<Buffer>,
@@ -139,7 +139,7 @@ impl<'a> Worker<'a> {
             spare: Vec::new(),
             links: Link::all(),
             disk: Disk::new(),
-            scratch: PlainBytes::new(PARTS_BYTES + MAX_BUFFER),
+            scratch: OracleBytes::new(PARTS_BYTES + MAX_BUFFER),
             room: Room::new(id + 1),
             peers,
             inbox,

@@ -5,7 +5,7 @@ use crate::buffer::Origin;
 use crate::link::Link;
 use crate::room::set_alarm;
 use std::sync::mpsc::channel;
-use uncopy_tests::plain::errno;
+use uncopy_tests::oracle::errno;
 
 /// Maximum depth of forks within forks.
 const MAX_DEPTH: usize = 3;

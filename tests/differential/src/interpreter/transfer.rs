@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 
 use libc::iovec;
 use uncopy_tests::calls::{InputCall, OutputCall, message};
-use uncopy_tests::plain::{self, errno, outcome};
+use uncopy_tests::oracle::{self, call_result, errno};
 
 use super::{PARTS_BYTES, Part, SLOTS, Verdict, Worker};
 use crate::link::{Chunk, LinkKind, MAX_MESSAGE, pair, pipe};
@@ -128,7 +128,7 @@ impl Worker<'_> {
         let got = unsafe {
             let call = black_box(libc::recvmmsg as unsafe extern "C" fn(_, _, _, _, _) -> c_int);
             let number = u32::try_from(headers.len()).expect("few");
-            outcome(call(
+            call_result(call(
                 self.links[index].near(),
                 headers.as_mut_ptr(),
                 number,
@@ -244,7 +244,9 @@ impl Worker<'_> {
         let sent = unsafe {
             let call = black_box(libc::sendmmsg as unsafe extern "C" fn(_, _, _, _) -> c_int);
             let number = u32::try_from(headers.len()).expect("few");
-            outcome(call(self.links[index].near(), headers.as_mut_ptr(), number, libc::MSG_NOSIGNAL) as isize)
+            call_result(
+                call(self.links[index].near(), headers.as_mut_ptr(), number, libc::MSG_NOSIGNAL) as isize
+            )
         };
         let sent = match sent {
             lost if self.links[index].has_lost_mate(lost) => return Ok(()),
@@ -282,16 +284,16 @@ impl Worker<'_> {
                     let len = len.min(60_000);
                     let (reader, writer) = pipe();
                     let result = if how.is_multiple_of(2) {
-                        let wrote = plain::raw_write(writer, start, len);
-                        let got = plain::raw_read(reader, scratch, len);
+                        let wrote = oracle::raw_write(writer, start, len);
+                        let got = oracle::raw_read(reader, scratch, len);
                         match (wrote, got, buffer.mirror.difference(scratch, at, len)) {
                             (Ok(wrote), Ok(got), None) if wrote == len && got == len => Ok(()),
                             other => Err(format!("bare write of {len} bytes: {other:?}")),
                         }
                     } else {
                         let place = pool_place(seed, len);
-                        let wrote = plain::raw_write(writer, pool().at(place), len);
-                        let got = plain::raw_read(reader, start, len);
+                        let wrote = oracle::raw_write(writer, pool().at(place), len);
+                        let got = oracle::raw_read(reader, start, len);
                         buffer.mirror.take_from_pool(at, place, len);
                         if wrote == Ok(len) && got == Ok(len) {
                             Ok(())
@@ -411,7 +413,7 @@ impl Worker<'_> {
                 4 => {
                     let (near, far) = pair(libc::SOCK_STREAM);
                     let place = pool_place(seed, len);
-                    let fed = plain::raw_write(far, pool().at(place), len.min(5000)).unwrap_or(0);
+                    let fed = oracle::raw_write(far, pool().at(place), len.min(5000)).unwrap_or(0);
                     // close(2) alone does not end the stream: a child that another worker forks
                     // meanwhile has the descriptor too.
                     libc::shutdown(far, libc::SHUT_RDWR);
@@ -439,7 +441,7 @@ impl Worker<'_> {
                 }
                 6 => {
                     let (near, far) = pair(libc::SOCK_STREAM);
-                    let _ = plain::raw_write(far, pool().pointer(), 5000);
+                    let _ = oracle::raw_write(far, pool().pointer(), 5000);
                     parts[0].iov_base = std::ptr::without_provenance_mut(0x1000);
                     let got = call.input(near, &mut parts, libc::MSG_DONTWAIT);
                     libc::close(near);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::skipped;
-use uncopy_tests::programs::compiled;
+use uncopy_tests::programs::compile;
 use uncopy_tests::random::bytes;
 use uncopy_tests::{Mode, Program, Scratch};
 
@@ -28,9 +28,9 @@ uncopy_tests::scenarios! { "forks":
 #[test]
 fn handlers_on_top_of_malloc_copy_while_another_thread_forks() {
     let scratch = Scratch::new("mallocfork");
-    let program = Program::new(compiled(&scratch, "mallocfork", &[])).directory(scratch.path());
+    let program = Program::new(compile(&scratch, "mallocfork", &[])).directory(scratch.path());
     let plain = program.clone().run(&scratch, "plain").expect_success();
-    for mode in Mode::EVERY {
+    for mode in Mode::FOR_SCENARIOS {
         let done = program.clone().mode(mode).run(&scratch, "preloaded").expect_success();
         assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
         let _ = done.expect_counters(&[Counter::ElidedBytes, Counter::InputBytes, Counter::Faults]);
@@ -38,7 +38,7 @@ fn handlers_on_top_of_malloc_copy_while_another_thread_forks() {
 }
 
 /// Runs `passed_on` on an input of `len_bytes`, and returns how many bytes were received into segments.
-fn segments_of(passed_on: &Path, who: &str, len_bytes: usize, first_bytes: Option<&str>) -> u64 {
+fn bytes_in_segments(passed_on: &Path, who: &str, len_bytes: usize, first_bytes: Option<&str>) -> u64 {
     let scratch = Scratch::new("early-input");
     let file = scratch.join("input");
     let content = bytes(7, len_bytes);
@@ -59,8 +59,8 @@ fn eliding_begins_once_a_process_has_received_some_mebibytes_or_accepts_connecti
         return;
     }
     let scratch = Scratch::new("early");
-    let passed_on = compiled(&scratch, "passed_on", &[]);
-    let segments = |who, len_bytes, first_bytes| segments_of(&passed_on, who, len_bytes, first_bytes);
+    let passed_on = compile(&scratch, "passed_on", &[]);
+    let segments = |who, len_bytes, first_bytes| bytes_in_segments(&passed_on, who, len_bytes, first_bytes);
     for who in ["own", "forked"] {
         assert_eq!(segments(who, 8 << 20, None), 0, "{who}");
         assert_eq!(segments(who, 3 << 20, Some("4M")), 0, "{who}");
