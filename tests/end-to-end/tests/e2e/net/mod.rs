@@ -406,7 +406,7 @@ fn a_program_of_epoll_finds_what_it_knows() {
     }
     let scratch = Scratch::new("net-epoll");
     let service = NetService::start(&scratch, &[]);
-    let path = compile(&scratch, "service", &[]);
+    let path = compile(&scratch, "epoll", &[]);
     for mode in [Mode::Always, Mode::Auto] {
         let program = service.program(Program::new(&path).args([SERVICE_V4, "7100"]), mode);
         let done = program.start(&scratch, "service-program").finish(LIMIT);
