@@ -23,7 +23,7 @@ fn run_cycles(what: &str, steps: u64, ms: std::ops::Range<usize>, mkfs: &str) {
         let ms = ms.start + random.below(ms.end - ms.start);
         let title = format!("{what}, seed {seed}, after {ms} ms");
         let arguments = [&seed.to_string(), &steps.to_string(), what, &ms.to_string(), mkfs];
-        let _ = run_script(&["life.sh", "writer.py"], &title, &arguments);
+        let _ = run_script(&["crash_cycle.sh", "writer.py"], &title, &arguments);
     }
 }
 

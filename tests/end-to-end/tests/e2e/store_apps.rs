@@ -49,7 +49,7 @@ fn run_cycles(app: &str, policy: &str, ends: &[&str]) {
         let has_synced = [1, 10].into_iter().any(|times| {
             let mut arguments = vec![app.to_owned(), policy.to_owned(), seed.to_string()];
             arguments.extend(picked.iter().map(|(end, ms, next)| format!("{end}:{}:{next}", ms * times)));
-            let output = run_script(&["app_lives.sh"], &format!("{test}: {arguments:?}"), &arguments);
+            let output = run_script(&["app_crash_cycles.sh"], &format!("{test}: {arguments:?}"), &arguments);
             let syncs = output.lines().find_map(|line| line.strip_prefix("log_syncs ")).expect("log_syncs");
             eprintln!("{arguments:?}: {syncs} syncs by the log");
             !is_forced || syncs != "0"
@@ -126,40 +126,40 @@ fn run_script_with_seeds(name: &str, kind: &str, amount: &str) {
 
 #[test]
 fn others_see_a_file_that_grows_as_it_was_written() {
-    run_script_with_seeds("meanwhile.py", "append", "12");
+    run_script_with_seeds("concurrent_readers.py", "append", "12");
 }
 
 #[test]
 fn others_see_a_file_that_is_written_over_as_it_was_written() {
-    run_script_with_seeds("meanwhile.py", "over", "11");
+    run_script_with_seeds("concurrent_readers.py", "over", "11");
 }
 
 #[test]
 fn programs_with_logs_in_one_directory_write_to_one_file_by_turns() {
-    run_script_with_seeds("mates.py", "turns", "3");
+    run_script_with_seeds("shared_log.py", "turns", "3");
 }
 
 #[test]
 fn a_daemon_goes_on_with_a_file_that_took_part() {
-    run_script_with_seeds("mates.py", "daemon", "3");
+    run_script_with_seeds("shared_log.py", "daemon", "3");
 }
 
 #[test]
 fn who_opens_a_file_without_waiting_can_soon() {
-    run_script_with_seeds("meanwhile.py", "nonblocking", "2");
+    run_script_with_seeds("concurrent_readers.py", "nonblocking", "2");
 }
 
 #[test]
 fn a_file_that_others_had_open_takes_part_again() {
-    run_script_with_seeds("meanwhile.py", "held", "2");
+    run_script_with_seeds("concurrent_readers.py", "held", "2");
 }
 
 #[test]
 fn a_file_takes_part_that_was_open_when_its_program_forked() {
-    run_script_with_seeds("meanwhile.py", "forked", "2");
+    run_script_with_seeds("concurrent_readers.py", "forked", "2");
 }
 
 #[test]
 fn a_file_that_another_program_was_given_takes_part_no_more() {
-    run_script_with_seeds("meanwhile.py", "given", "2");
+    run_script_with_seeds("concurrent_readers.py", "given", "2");
 }
