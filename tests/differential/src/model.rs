@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use uncopy_tests::oracle::{self, OracleBytes};
 
-use crate::known::Known;
+use crate::known_ranges::KnownRanges;
 
 /// Size of the pool, in bytes.
 pub const POOL_BYTES: usize = 16 << 20;
@@ -22,7 +22,7 @@ pub fn pool() -> &'static OracleBytes {
 
 /// Returns the pool offset for `seed`, with at least `len` bytes behind it.
 #[must_use]
-pub fn pool_place(seed: usize, len: usize) -> usize {
+pub fn pool_offset(seed: usize, len: usize) -> usize {
     seed.wrapping_mul(4099) % (POOL_BYTES - len)
 }
 
@@ -30,7 +30,7 @@ pub fn pool_place(seed: usize, len: usize) -> usize {
 #[derive(Debug)]
 pub struct Mirror {
     bytes: OracleBytes,
-    known: Known,
+    known: KnownRanges,
 }
 
 /// A difference between memory and model.
@@ -57,12 +57,12 @@ impl Mirror {
     /// Returns a mirror of `len` bytes, all unknown.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        Self { bytes: OracleBytes::new(len), known: Known::new() }
+        Self { bytes: OracleBytes::new(len), known: KnownRanges::new() }
     }
 
     /// Returns the capacity in bytes.
     #[must_use]
-    pub const fn room(&self) -> usize {
+    pub const fn capacity(&self) -> usize {
         self.bytes.len()
     }
 
@@ -73,30 +73,30 @@ impl Mirror {
 
     /// Marks all bytes as unknown.
     pub fn forget_all(&mut self) {
-        self.known = Known::new();
+        self.known = KnownRanges::new();
     }
 
     /// Sets bytes to one value, and marks them as known.
     pub fn set(&mut self, at: usize, len: usize, value: u8) {
-        assert!(at + len <= self.room(), "range inside the mirror");
+        assert!(at + len <= self.capacity(), "range inside the mirror");
         // SAFETY: the range is inside the mapping, which `self` owns.
         unsafe { oracle::set(self.bytes.at(at), len, value) };
         self.known.insert(at, at + len);
     }
 
     /// Copies bytes from the pool, and marks them as known.
-    pub fn take_from_pool(&mut self, at: usize, place: usize, len: usize) {
-        assert!(place + len <= POOL_BYTES, "range inside the pool");
+    pub fn copy_from_pool(&mut self, at: usize, pool_offset: usize, len: usize) {
+        assert!(pool_offset + len <= POOL_BYTES, "range inside the pool");
         // SAFETY: the pool has the range (asserted above) and is never written again.
-        unsafe { self.take(at, pool().at(place), len) };
+        unsafe { self.copy_from_memory(at, pool().at(pool_offset), len) };
     }
 
     /// Copies bytes from memory as they are, and marks them as known.
     ///
     /// # Safety
     /// `from` must be valid for reads of `len` bytes.
-    pub unsafe fn take(&mut self, at: usize, from: *const u8, len: usize) {
-        assert!(at + len <= self.room(), "range inside the mirror");
+    pub unsafe fn copy_from_memory(&mut self, at: usize, from: *const u8, len: usize) {
+        assert!(at + len <= self.capacity(), "range inside the mirror");
         // SAFETY: the caller guarantees that `from` is valid for reads of `len` bytes; the
         // destination is inside the mapping (asserted above).
         unsafe { oracle::copy(self.bytes.at(at), from, len) };
@@ -105,7 +105,7 @@ impl Mirror {
 
     /// Copies bytes from another mirror, together with their known ranges.
     pub fn copy_from(&mut self, at: usize, other: &Self, from: usize, len: usize) {
-        assert!(at + len <= self.room() && from + len <= other.room(), "ranges inside the mirrors");
+        assert!(at + len <= self.capacity() && from + len <= other.capacity(), "ranges inside the mirrors");
         // SAFETY: both ranges are inside their mappings, which are different ones.
         unsafe { oracle::copy(self.bytes.at(at), other.bytes.at(from), len) };
         let known: Vec<_> = other.known.within(from, from + len).collect();
@@ -114,7 +114,7 @@ impl Mirror {
 
     /// Copies inside the mirror, where the ranges may overlap, as memmove(3) does.
     pub fn move_within(&mut self, at: usize, from: usize, len: usize) {
-        assert!(at + len <= self.room() && from + len <= self.room(), "ranges inside the mirror");
+        assert!(at + len <= self.capacity() && from + len <= self.capacity(), "ranges inside the mirror");
         // SAFETY: both ranges are inside the mapping; `oracle::copy_overlapping` allows them to overlap.
         unsafe { oracle::copy_overlapping(self.bytes.at(at), self.bytes.at(from), len) };
         let known: Vec<_> = self.known.within(from, from + len).collect();

@@ -65,11 +65,11 @@ kinds! {
     Fill "fill": how slot at len seed;
     /// Loads from a buffer, and compares with the model.
     Check "check": slot at len;
-    /// Sends bytes to the program on a link.
+    /// Sends bytes to the program on a channel, whose number the operand `link` has.
     Feed "feed": link len seed;
-    /// Feeds a link and receives from it, into one or more parts.
+    /// Feeds a channel and receives from it, into one or more parts.
     Receive "receive": link call flags feed slot at len parts seed;
-    /// Feeds a link with several messages and receives them with one `recvmmsg`.
+    /// Feeds a channel with several messages and receives them with one `recvmmsg`.
     ReceiveMany "receive_many": link flags feed messages slot at len parts seed;
     /// Sends one or more parts.
     Send "send": link call flags slot at len parts seed;
@@ -245,8 +245,8 @@ fn parse_operation(line: &str) -> Result<Operation, String> {
     let mut numbers = [0; NUMBERS];
     for word in words {
         let (name, value) = word.split_once('=').ok_or_else(|| bad(word))?;
-        let place = kind.operands().iter().position(|operand| *operand == name).ok_or_else(|| bad(word))?;
-        numbers[place] = value.parse().map_err(|_| bad(word))?;
+        let index = kind.operands().iter().position(|operand| *operand == name).ok_or_else(|| bad(word))?;
+        numbers[index] = value.parse().map_err(|_| bad(word))?;
     }
     Ok(Operation { worker, kind: *kind, numbers })
 }
