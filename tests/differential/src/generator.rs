@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_one_program() {
+    fn same_seed_generates_same_program() {
         assert_eq!(generate(9, 500), generate(9, 500));
         assert_ne!(generate(9, 500), generate(10, 500));
     }

@@ -65,7 +65,7 @@ mod tests {
     use uncopy_tests::random::Random;
 
     #[test]
-    fn ranges_agree_with_a_byte_for_each_offset() {
+    fn known_ranges_match_a_flag_per_byte() {
         let mut random = Random::new(3);
         let mut known = KnownRanges::new();
         let mut bytes = [false; 200];

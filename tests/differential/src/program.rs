@@ -257,20 +257,20 @@ mod tests {
     use crate::generator::generate;
 
     #[test]
-    fn the_text_form_reads_back() {
+    fn program_text_round_trips() {
         let program = generate(5, 2000);
         assert_eq!(Program::parse(&program.to_string()), Ok(program));
     }
 
     #[test]
-    fn every_kind_has_room_for_its_numbers() {
+    fn operands_of_every_kind_fit() {
         for kind in Kind::ALL {
             assert!(kind.operands().len() <= NUMBERS, "{}", kind.name());
         }
     }
 
     #[test]
-    fn damaged_text_is_refused_with_its_line() {
+    fn malformed_text_is_rejected_with_its_line_number() {
         for text in
             ["9 free slot=1", "0 fly", "0 free slot", "0 free place=1", "0 free slot=x", "program x=1"]
         {

@@ -84,7 +84,7 @@ fn run_file_share(seed: u64, operations: u64) -> Outcome {
 }
 
 #[test]
-fn every_kind_of_operation_comes_up() {
+fn generators_produce_every_kind_of_operation() {
     let memory_programs = (0..40).map(|seed| generator::generate(seed, 1000));
     let file_programs = (0..40).map(|seed| files::generator::generate(seed, 1000));
     let mut seen = [false; Kind::ALL.len()];
@@ -96,7 +96,7 @@ fn every_kind_of_operation_comes_up() {
 }
 
 #[test]
-fn known_programs_make_no_difference() {
+fn fixed_seeds_match_the_model() {
     let totals = run_share(1, operations(), &[Mode::Always]).totals;
     for counter in [
         Counter::ElidedBytes,
@@ -111,12 +111,12 @@ fn known_programs_make_no_difference() {
 }
 
 #[test]
-fn known_programs_make_no_difference_with_the_default_policy() {
+fn fixed_seeds_match_the_model_under_the_default_policy() {
     run_share(1, operations() / 3, &[Mode::Sliced]);
 }
 
 #[test]
-fn known_programs_make_no_difference_while_they_are_recorded_and_sampled() {
+fn fixed_seeds_match_the_model_while_recorded_and_sampled() {
     let totals = run_share(1, operations() / 6, &[Mode::Recorded]).totals;
     for counter in [Counter::ElidedBytes, Counter::InputBytes, Counter::Faults] {
         assert!(totals.counter(counter) > 0, "{counter:?} is zero: nothing was sampled");
@@ -124,12 +124,12 @@ fn known_programs_make_no_difference_while_they_are_recorded_and_sampled() {
 }
 
 #[test]
-fn new_programs_make_no_difference() {
+fn fresh_seeds_match_the_model() {
     run_share(fresh_seed(), operations() / 3, &[Mode::Always]);
 }
 
 #[test]
-fn programs_whose_streams_are_lanes_make_no_difference() {
+fn streams_over_lanes_match_the_model() {
     let totals = run_share_with_mates(1, operations() / 3, &[Mode::Always, Mode::Auto], 2).totals;
     for counter in [Counter::Lanes, Counter::LaneReceivedBytes, Counter::LaneSentBytes, Counter::ElidedBytes]
     {
@@ -138,7 +138,7 @@ fn programs_whose_streams_are_lanes_make_no_difference() {
 }
 
 #[test]
-fn programs_of_files_make_no_difference_with_a_log() {
+fn file_programs_behave_the_same_with_a_log() {
     if can_log("programs of files") {
         let totals = run_file_share(1, operations() / 25).totals;
         for counter in [Counter::LogSyncs, Counter::LogBytes] {
@@ -148,7 +148,7 @@ fn programs_of_files_make_no_difference_with_a_log() {
 }
 
 #[test]
-fn new_programs_of_files_make_no_difference_with_a_log() {
+fn file_programs_of_fresh_seeds_behave_the_same_with_a_log() {
     if can_log("new programs of files") {
         // At least eight programs: in one of ten, no file is synced often enough to take part in a log.
         let totals = run_file_share(fresh_seed(), (operations() / 50).max(8 * FILE_OPERATIONS as u64)).totals;
@@ -157,7 +157,7 @@ fn new_programs_of_files_make_no_difference_with_a_log() {
 }
 
 #[test]
-fn programs_of_files_that_failed_once_do_not_fail_again() {
+fn corpus_of_file_programs_passes() {
     if !can_log("programs of files that failed once") {
         return;
     }
@@ -185,7 +185,7 @@ fn for_each_program(directory: &str, mut work: impl FnMut(&Path, &Program)) -> u
 }
 
 #[test]
-fn programs_that_failed_once_do_not_fail_again() {
+fn corpus_passes() {
     let programs = for_each_program("corpus", |path, program| {
         for mode in Mode::FOR_APPLICATIONS {
             let report = TestRun::new(MACHINE, mode).run(ProgramSource::Program(program));

@@ -40,7 +40,7 @@ fn pause(random: &mut Random, max_ms: usize) {
 }
 
 #[test]
-fn a_mate_that_is_killed_changes_no_byte() {
+fn killed_mate_corrupts_no_bytes() {
     let first = seed(1);
     let mut random = Random::new(first);
     for round in 0..rounds(6) as u64 {
@@ -63,7 +63,7 @@ fn status_kib(pid: u32, name: &str) -> u64 {
 }
 
 #[test]
-fn programs_that_are_killed_leave_nothing_in_their_mate() {
+fn killed_programs_leak_nothing_in_their_mate() {
     let first = seed(1);
     let mut random = Random::new(first);
     let scratch = Scratch::new("killed-runs");

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_form_reads_back() {
+    fn program_text_round_trips() {
         let program = generate(5, 2000);
         assert_eq!(Program::parse(&program.to_string()), Ok(program));
     }

@@ -63,7 +63,7 @@ fn commands_with_json() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_document_says_its_version() {
+fn every_json_document_has_its_schema_version() {
     if skipped() {
         return;
     }

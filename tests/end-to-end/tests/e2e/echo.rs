@@ -111,7 +111,7 @@ fn datagram_socket_pair_between_threads() {
 }
 
 #[test]
-fn loaded_but_switched_off_or_never_eliding() {
+fn library_loaded_with_eliding_off() {
     run_echo_pair("stream", Mode::Off, 20);
     run_echo_pair("stream", Mode::Never, 20);
 }

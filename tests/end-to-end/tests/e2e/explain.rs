@@ -54,7 +54,7 @@ fn expect_copies(process: &Value, messages: u64) {
 }
 
 #[test]
-fn the_account_names_functions_and_counts_every_call() {
+fn report_names_functions_and_counts_every_call() {
     if skipped() {
         return;
     }
@@ -71,7 +71,7 @@ fn the_account_names_functions_and_counts_every_call() {
 }
 
 #[test]
-fn a_killed_program_has_an_account_and_the_command_ends_as_it_did() {
+fn killed_program_is_reported_and_exit_status_is_forwarded() {
     if skipped() {
         return;
     }
@@ -85,7 +85,7 @@ fn a_killed_program_has_an_account_and_the_command_ends_as_it_did() {
 }
 
 #[test]
-fn a_forked_child_has_an_account_of_its_own() {
+fn forked_child_is_reported_separately() {
     if skipped() {
         return;
     }
@@ -101,7 +101,7 @@ fn a_forked_child_has_an_account_of_its_own() {
 }
 
 #[test]
-fn the_table_is_for_its_owner_only_and_says_what_is_missing() {
+fn table_is_private_and_reports_inactive_processes() {
     if skipped() {
         return;
     }
@@ -119,7 +119,7 @@ fn the_table_is_for_its_owner_only_and_says_what_is_missing() {
 }
 
 #[test]
-fn signals_sent_to_the_command_reach_the_program() {
+fn signals_are_forwarded_to_the_program() {
     if skipped() {
         return;
     }
@@ -135,7 +135,7 @@ fn signals_sent_to_the_command_reach_the_program() {
 }
 
 #[test]
-fn what_doctor_has_measured_is_what_programs_go_by() {
+fn programs_use_costs_measured_by_doctor() {
     if skipped() {
         return;
     }
@@ -175,7 +175,7 @@ transfer(*socket.socketpair())
 ";
 
 #[test]
-fn why_streams_are_no_lanes_is_told() {
+fn reasons_for_streams_without_lanes_are_reported() {
     if skipped() {
         return;
     }

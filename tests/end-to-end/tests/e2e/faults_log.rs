@@ -141,7 +141,7 @@ fn select_logged_faults(who: &str, log: &Path) -> Vec<Fault> {
 }
 
 #[test]
-fn every_call_of_a_program_for_its_log_may_fail() {
+fn every_log_call_of_a_program_may_fail() {
     let Some(test) = LogTest::new("faults-log") else { return };
     let expected = test.plain_output();
     let socket = test.socket("k");
@@ -173,7 +173,7 @@ fn every_call_of_a_program_for_its_log_may_fail() {
 }
 
 #[test]
-fn every_call_of_a_keeper_may_fail() {
+fn every_keeper_call_may_fail() {
     let Some(test) = LogTest::new("faults-keeper") else { return };
     let expected = test.plain_output();
     let keepers = Mutex::new(Vec::new());

@@ -54,7 +54,7 @@ fn bytes_in_segments(forwarding: &Path, mode: &str, len_bytes: usize, first_byte
 }
 
 #[test]
-fn eliding_begins_once_a_process_has_received_some_mebibytes_or_accepts_connections() {
+fn eliding_starts_after_some_received_mebibytes_or_an_accept() {
     if skipped() {
         return;
     }

@@ -73,7 +73,7 @@ fn tcp_with_the_default_policy() {
 }
 
 #[test]
-fn tcp_while_references_are_tried_and_withheld() {
+fn tcp_while_trials_switch_references_on_and_off() {
     run_echo("tcp", Mode::Sliced, Mode::Sliced, 300, true);
 }
 

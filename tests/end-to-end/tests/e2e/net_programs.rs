@@ -72,7 +72,7 @@ fn memcached_serves_threads_of_another_user() {
 
 /// Compares errors, signals, events and addresses, call by call.
 #[test]
-fn calls_say_what_the_kernels_say() {
+fn calls_behave_like_the_kernels() {
     if plain_only() {
         return;
     }
@@ -94,7 +94,7 @@ fn calls_say_what_the_kernels_say() {
     service.stop();
 }
 
-/// Differences from the kernel in [`each_operation_says_in_each_state_what_the_kernels_says`], as a
+/// Differences from the kernel in [`each_operation_in_each_state_behaves_like_the_kernels`], as a
 /// state and an operation ("" for any). All of them are documented in docs/reference.md.
 const DIFFERENT: &[(&str, &str)] = &[
     // Shutdown of a bound socket changes nothing.
@@ -151,7 +151,7 @@ fn results(done: &Finished) -> Vec<(String, String)> {
 }
 
 #[test]
-fn each_operation_says_in_each_state_what_the_kernels_says() {
+fn each_operation_in_each_state_behaves_like_the_kernels() {
     if plain_only() {
         return;
     }
@@ -199,7 +199,7 @@ fn each_operation_says_in_each_state_what_the_kernels_says() {
 
 /// Children of root with another user or root directory, and the programs that they execute.
 #[test]
-fn a_program_that_changes_its_user_or_root_keeps_the_service() {
+fn program_that_changes_its_user_or_root_keeps_the_service() {
     if plain_only() {
         return;
     }

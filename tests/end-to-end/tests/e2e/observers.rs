@@ -116,7 +116,7 @@ fn proc_mem_of_a_running_program() {
 
 /// Valgrind runs one thread at a time: one that waits for a page would block the handler thread.
 #[test]
-fn a_program_in_valgrind_runs_plainly() {
+fn valgrind_programs_run_without_uncopy() {
     let scratch = Scratch::new("valgrind");
     scratch.write("in", bytes(7, 3 << 20));
     let sum = |program: Program| program.directory(scratch.path()).run(&scratch, "sum");

@@ -23,7 +23,7 @@ fn preload(program: Program, library: impl AsRef<Path>) -> Program {
 }
 
 #[test]
-fn a_program_elides_is_seen_and_ends_with_its_status() {
+fn preloaded_program_elides_is_listed_and_keeps_its_exit_status() {
     if skipped() {
         return;
     }

@@ -214,7 +214,7 @@ fn expect_whole_values(set: &Value) {
 }
 
 #[test]
-fn the_chain_of_redis_set_is_found_as_it_is() {
+fn redis_set_is_reported_as_one_chain() {
     if skipped() {
         return;
     }
@@ -240,7 +240,7 @@ fn the_chain_of_redis_set_is_found_as_it_is() {
 }
 
 #[test]
-fn the_end_of_a_recording_is_not_the_end_of_the_program() {
+fn program_survives_the_end_of_its_recording() {
     if skipped() {
         return;
     }
@@ -286,7 +286,7 @@ fn has_begun(file: &Path) -> bool {
 }
 
 #[test]
-fn a_server_under_uncopy_run_is_recorded_from_without() {
+fn running_server_is_recorded_by_pid() {
     if skipped() {
         return;
     }
@@ -324,7 +324,7 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
 }
 
 #[test]
-fn all_processes_of_a_name_are_recorded_together() {
+fn processes_of_one_name_are_recorded_together() {
     if skipped() {
         return;
     }
@@ -385,7 +385,7 @@ fn all_processes_of_a_name_are_recorded_together() {
 }
 
 #[test]
-fn exit_statuses_and_files_are_what_the_manual_says() {
+fn exit_statuses_and_files_match_the_manual() {
     let scratch = Scratch::new("profile-status");
     let status = |done: &Finished| done.status.code();
     let (done, out) = profile(&scratch, &["--", "sh", "-c", "exit 7"]);
@@ -423,7 +423,7 @@ fn exit_statuses_and_files_are_what_the_manual_says() {
 }
 
 #[test]
-fn a_profile_is_shown_again_and_what_is_none_is_refused() {
+fn saved_profile_is_shown_again_and_invalid_files_are_rejected() {
     let scratch = Scratch::new("report");
     let sample =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/profiling/profile/samples/redis-set.json");
@@ -481,7 +481,7 @@ fn a_profile_is_shown_again_and_what_is_none_is_refused() {
 }
 
 #[test]
-fn two_profiles_are_shown_beside_each_other_and_unlike_ones_are_refused() {
+fn comparable_profiles_are_diffed_and_others_rejected() {
     let scratch = Scratch::new("report-diff");
     let sample =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/profiling/profile/samples/redis-set.json");
@@ -556,7 +556,7 @@ for number in range(20):
 ";
 
 #[test]
-fn what_lanes_would_give_to_programs_on_this_host_is_told() {
+fn profile_predicts_savings_of_lanes() {
     if skipped() {
         return;
     }

@@ -66,7 +66,7 @@ fn processes_using(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn cpythons_own_tests_when_interrupted_leave_no_process_and_no_file() {
+fn interrupted_cpython_suites_leave_no_process_and_no_file() {
     let scratch = Scratch::new("suites");
     let directory = scratch.directory("room");
     let suites = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/suites");

@@ -72,7 +72,7 @@ fn expect_exactly(recorded: &ProcessRecording, expected: &Expected) {
 }
 
 #[test]
-fn every_event_of_known_chains_is_recorded_once_in_order_with_its_caller() {
+fn known_chains_are_recorded_once_in_order_with_callers() {
     if skipped() {
         return;
     }
@@ -102,13 +102,13 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_daemon_that_closes_every_descriptor_and_changes_its_user_is_recorded() {
+fn daemon_that_closes_descriptors_and_changes_its_user_is_recorded() {
     if skipped() {
         return;
     }
     if !is_root() {
         eprintln!(
-            "skipped: a_daemon_that_closes_every_descriptor_and_changes_its_user_is_recorded: only root can become another user"
+            "skipped: daemon_that_closes_descriptors_and_changes_its_user_is_recorded: only root can become another user"
         );
         return;
     }
@@ -134,7 +134,7 @@ fn reason_for_no_recording(scratch: &Scratch, name: &str, directory: &Path) -> S
 }
 
 #[test]
-fn a_directory_that_is_not_ours_alone_is_refused_and_the_program_runs_on() {
+fn shared_directory_is_rejected_and_the_program_continues() {
     if skipped() {
         return;
     }
@@ -176,12 +176,12 @@ fn a_directory_that_is_not_ours_alone_is_refused_and_the_program_runs_on() {
 
 /// A program that gains privileges ignores its environment.
 #[test]
-fn a_set_user_id_program_is_not_recorded() {
+fn set_user_id_program_is_not_recorded() {
     if skipped() {
         return;
     }
     if !is_root() {
-        eprintln!("skipped: a_set_user_id_program_is_not_recorded: only root can make such a program");
+        eprintln!("skipped: set_user_id_program_is_not_recorded: only root can make such a program");
         return;
     }
     let scratch = Scratch::new("recording");
@@ -265,12 +265,12 @@ fn record_running_process(scenario: &str) {
 }
 
 #[test]
-fn a_running_process_is_recorded_for_a_while_and_elides_as_before() {
+fn running_process_is_recorded_temporarily_and_elides_again() {
     record_running_process("step_on_input");
 }
 
 /// Three threads receive and copy continuously.
 #[test]
-fn a_process_that_is_at_work_is_recorded_for_a_while() {
+fn busy_process_is_recorded_temporarily() {
     record_running_process("busy_step_on_input");
 }

@@ -116,8 +116,8 @@ fn first_process(unshare: u32) -> u32 {
 
 /// Two pid namespaces with one /dev/shm, as in containers with `--ipc=host` or those of a pod.
 #[test]
-fn pid_namespaces_with_one_shared_memory_leave_each_other_alone() {
-    const TEST: &str = "pid_namespaces_with_one_shared_memory_leave_each_other_alone";
+fn pid_namespaces_sharing_dev_shm_do_not_interfere() {
+    const TEST: &str = "pid_namespaces_sharing_dev_shm_do_not_interfere";
     let in_namespace = ["--pid", "--fork", "--kill-child", "--mount-proc"];
     let probe = std::process::Command::new("/usr/bin/unshare").args(in_namespace).arg("true").output();
     if skipped() || !probe.is_ok_and(|probe| probe.status.success()) {

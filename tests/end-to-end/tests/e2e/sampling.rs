@@ -46,7 +46,7 @@ fn expect_pages(sample: &Sample, pages: u64) {
 }
 
 #[test]
-fn what_is_touched_of_inputs_and_copies_is_known_to_a_page() {
+fn touched_pages_of_inputs_and_copies_are_sampled() {
     if skipped() {
         return;
     }
@@ -73,7 +73,7 @@ fn what_is_touched_of_inputs_and_copies_is_known_to_a_page() {
 }
 
 #[test]
-fn nothing_is_sampled_where_the_program_is_to_be_left_alone() {
+fn policy_never_samples_nothing() {
     if skipped() {
         return;
     }

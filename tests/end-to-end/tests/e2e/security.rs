@@ -217,8 +217,8 @@ fn links_planted_beside_the_counters_are_not_written_through() {
 
 /// The command writes the counters itself if the library is not in the program.
 #[test]
-fn counters_of_a_program_without_the_library_are_not_written_through_links_either() {
-    const TEST: &str = "counters_of_a_program_without_the_library_are_not_written_through_links_either";
+fn counters_without_the_library_are_not_written_through_links() {
+    const TEST: &str = "counters_without_the_library_are_not_written_through_links";
     if !is_root(TEST) {
         return;
     }
@@ -269,7 +269,7 @@ fn nobody_waits_for_a_planted_pipe() {
 }
 
 #[test]
-fn a_pipe_of_ones_own_that_nobody_reads_is_not_waited_for_either() {
+fn unread_pipe_of_ones_own_is_not_waited_for() {
     let scratch = Scratch::new("own-pipe");
     fs::copy(PROFILE, scratch.join("p.json")).expect("copied");
     let done = run(&scratch, "mkfifo h\n! $uncopy report --html h p.json");

@@ -101,7 +101,7 @@ fn linked_statically() {
 
 /// The preloaded `libuncopy.so` precedes the linked library, and provides all names.
 #[test]
-fn names_of_the_preloaded_library() {
+fn preloaded_library_provides_all_names() {
     let scratch = Scratch::new("sending");
     let program = compile_program(&scratch, "sending", Linkage::Shared, &[]);
     for mode in Mode::FOR_APPLICATIONS {

@@ -113,7 +113,7 @@ fn programs_of_another_loader_are_started_without_the_library() {
 
 /// A program of glibc's loader keeps the library. Where ours is removed, other preloads stay.
 #[test]
-fn what_else_is_preloaded_stays() {
+fn other_preloads_are_kept() {
     let scratch = Scratch::new("kept");
     let starter = move_in_scratch(&scratch, &compile(&scratch, "starting", &[]), "starter");
     let ordinary = compile(&scratch, "executed", &[]);

@@ -30,37 +30,37 @@ fn run_cycles(what: &str, steps: u64, ms: std::ops::Range<usize>, mkfs: &str) {
 const EXT4: &str = "mkfs.ext4 -q -F";
 
 #[test]
-fn files_are_what_was_written() {
+fn files_match_what_was_written() {
     run_cycles("nothing", 1500, 0..1, EXT4);
 }
 
 #[test]
-fn a_program_that_is_killed_loses_nothing() {
+fn killed_program_loses_nothing() {
     run_cycles("program", 1_000_000, 300..3000, EXT4);
 }
 
 #[test]
-fn a_program_goes_on_without_its_keeper() {
+fn program_continues_without_its_keeper() {
     run_cycles("keeper", 1500, 100..900, EXT4);
 }
 
 #[test]
-fn where_both_are_killed_nothing_is_lost() {
+fn killed_program_and_keeper_lose_nothing() {
     run_cycles("both", 1_000_000, 300..3000, EXT4);
 }
 
 #[test]
-fn what_was_synced_survives_power_loss() {
+fn synced_data_survives_power_loss() {
     run_cycles("power", 1_000_000, 300..3000, EXT4);
 }
 
 #[test]
-fn what_was_synced_survives_power_loss_after_the_keepers_death() {
+fn synced_data_survives_power_loss_after_the_keepers_death() {
     run_cycles("keeper-power", 1_000_000, 300..3000, EXT4);
 }
 
 #[test]
-fn what_was_synced_survives_power_loss_on_xfs_and_btrfs() {
+fn synced_data_survives_power_loss_on_xfs_and_btrfs() {
     for (kind, mkfs) in [("xfs", "mkfs.xfs -q -f"), ("btrfs", "mkfs.btrfs -q -f -m single")] {
         let is_there = Command::new(format!("mkfs.{kind}")).arg("-V").output().is_ok();
         let is_known = std::fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(kind));

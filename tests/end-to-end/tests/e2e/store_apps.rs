@@ -71,43 +71,43 @@ fn needs_redis() {
 }
 
 #[test]
-fn redis_keeps_what_it_acknowledged() {
+fn redis_keeps_acknowledged_writes() {
     needs_redis();
     run_cycles_by_each_policy("redis", KILLS);
 }
 
 #[test]
-fn redis_keeps_what_it_acknowledged_when_the_power_is_lost() {
+fn redis_keeps_acknowledged_writes_after_power_loss() {
     needs_redis();
     run_cycles_by_each_policy("redis", POWER_LOSSES);
 }
 
 #[test]
-fn sqlite_with_a_write_ahead_log_keeps_what_it_acknowledged() {
+fn sqlite_with_a_write_ahead_log_keeps_acknowledged_writes() {
     run_cycles_by_each_policy("sqlite-wal", KILLS);
 }
 
 #[test]
-fn sqlite_with_a_write_ahead_log_keeps_what_it_acknowledged_when_the_power_is_lost() {
+fn sqlite_with_a_write_ahead_log_keeps_acknowledged_writes_after_power_loss() {
     run_cycles_by_each_policy("sqlite-wal", POWER_LOSSES);
 }
 
 #[test]
-fn sqlite_with_a_rollback_journal_keeps_what_it_acknowledged() {
+fn sqlite_with_a_rollback_journal_keeps_acknowledged_writes() {
     run_cycles("sqlite-delete", "always", KILLS);
     run_cycles("sqlite-truncate", "auto", KILLS);
     run_cycles("sqlite-persist", "always", KILLS);
 }
 
 #[test]
-fn sqlite_with_a_rollback_journal_keeps_what_it_acknowledged_when_the_power_is_lost() {
+fn sqlite_with_a_rollback_journal_keeps_acknowledged_writes_after_power_loss() {
     run_cycles("sqlite-delete", "always", POWER_LOSSES);
     run_cycles("sqlite-truncate", "always", POWER_LOSSES);
     run_cycles("sqlite-persist", "auto", POWER_LOSSES);
 }
 
 #[test]
-fn postgresql_keeps_what_it_acknowledged() {
+fn postgresql_keeps_acknowledged_writes() {
     let _ = installed(Postgresql::PROGRAM);
     run_cycles_by_each_policy("postgresql", SERVER_KILLS);
 }
@@ -125,41 +125,41 @@ fn run_script_with_seeds(name: &str, kind: &str, amount: &str) {
 }
 
 #[test]
-fn others_see_a_file_that_grows_as_it_was_written() {
+fn other_processes_see_appended_data_as_written() {
     run_script_with_seeds("concurrent_readers.py", "append", "12");
 }
 
 #[test]
-fn others_see_a_file_that_is_written_over_as_it_was_written() {
+fn other_processes_see_overwritten_data_as_written() {
     run_script_with_seeds("concurrent_readers.py", "over", "11");
 }
 
 #[test]
-fn programs_with_logs_in_one_directory_write_to_one_file_by_turns() {
+fn programs_with_one_log_directory_alternate_on_one_file() {
     run_script_with_seeds("shared_log.py", "turns", "3");
 }
 
 #[test]
-fn a_daemon_goes_on_with_a_file_that_took_part() {
+fn daemon_continues_with_a_logged_file() {
     run_script_with_seeds("shared_log.py", "daemon", "3");
 }
 
 #[test]
-fn who_opens_a_file_without_waiting_can_soon() {
+fn nonblocking_open_of_a_logged_file_succeeds_soon() {
     run_script_with_seeds("concurrent_readers.py", "nonblocking", "2");
 }
 
 #[test]
-fn a_file_that_others_had_open_takes_part_again() {
+fn file_is_logged_again_after_others_close_it() {
     run_script_with_seeds("concurrent_readers.py", "held", "2");
 }
 
 #[test]
-fn a_file_takes_part_that_was_open_when_its_program_forked() {
+fn file_open_across_fork_is_logged() {
     run_script_with_seeds("concurrent_readers.py", "forked", "2");
 }
 
 #[test]
-fn a_file_that_another_program_was_given_takes_part_no_more() {
+fn file_passed_to_another_program_is_no_longer_logged() {
     run_script_with_seeds("concurrent_readers.py", "given", "2");
 }

@@ -11,11 +11,11 @@ fn run_log_ends(what: &str) {
 }
 
 #[test]
-fn a_file_system_can_be_unmounted_once_its_program_has_ended() {
+fn file_system_can_be_unmounted_after_its_program() {
     run_log_ends("exits");
 }
 
 #[test]
-fn log_wait_waits_for_the_keeper_of_a_program_that_was_killed() {
+fn log_wait_waits_for_the_keeper_of_a_killed_program() {
     run_log_ends("killed");
 }

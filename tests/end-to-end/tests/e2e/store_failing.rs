@@ -11,7 +11,7 @@ fn run_failing(what: &str) {
 }
 
 #[test]
-fn what_a_failing_device_has_not_taken_is_recovered_later() {
+fn data_refused_by_a_full_device_is_recovered_later() {
     run_failing("ends");
 }
 
@@ -21,21 +21,21 @@ fn a_device_that_takes_it_again_gets_all_while_the_program_goes_on() {
 }
 
 #[test]
-fn a_program_that_is_killed_while_its_device_fails_loses_nothing() {
+fn program_killed_while_its_device_fails_loses_nothing() {
     run_failing("killed");
 }
 
 #[test]
-fn a_keeper_that_is_killed_while_a_device_fails_loses_nothing() {
+fn keeper_killed_while_a_device_fails_loses_nothing() {
     run_failing("keeper");
 }
 
 #[test]
-fn where_the_log_has_no_room_the_program_hears_of_the_failure() {
+fn full_log_reports_sync_failures_to_the_program() {
     run_failing("full");
 }
 
 #[test]
-fn what_others_write_to_a_file_that_failed_is_not_overwritten() {
+fn recovery_keeps_later_writes_of_others() {
     run_failing("others");
 }

@@ -38,12 +38,12 @@ fn eight_threads_pass_buffers_to_one_another() {
 }
 
 #[test]
-fn eight_threads_pass_buffers_to_one_another_when_it_pays() {
+fn eight_threads_pass_buffers_to_one_another_under_the_default_policy() {
     pass_buffers(Mode::Sliced);
 }
 
 #[test]
-fn a_storm_of_signals_whose_handlers_copy_and_touch_views() {
+fn signal_storm_with_handlers_that_copy_and_touch_views() {
     let seconds = (8 * test_size()).div_ceil(10);
     run_stress("storm", Mode::Always, seconds, Duration::from_secs(60 + 2 * seconds));
 }

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_replies_are_refused() {
+    fn hostile_replies_are_rejected() {
         let deep = b"*1\r\n".repeat(100_000);
         let endless = [b"+".to_vec(), vec![b'x'; LINE_LIMIT_BYTES + 1]].concat();
         for bytes in [
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_that_come_together_are_taken_one_by_one() {
+    fn pipelined_replies_are_read_one_by_one() {
         let mut replies =
             Connection::from_stream(&b"+OK\r\n*2\r\n$3\r\nabc\r\n$-1\r\n:-7\r\n-ERR no\r\n"[..]);
         let array = Answer::Array(vec![Answer::Bulk(b"abc".to_vec()), Answer::Nil]);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_err_misbehave_or_go_away_give_messages() {
+    fn server_failures_produce_messages() {
         for (answer, part) in [
             (&b"-ERR told you\r\n"[..], "told you"),
             (b"garbage", "begins with none"),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_parts_is_one_command() {
+    fn set_parts_sends_one_command() {
         let request = b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$6\r\nab\r\nef\r\n";
         let (mut connection, thread) = answering(request, b"+OK\r\n");
         connection.set_parts(b"key", &[b"ab", b"", b"\r\nef"]).expect("OK");
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_whole() {
+    fn get_reads_whole_values() {
         let (mut connection, thread) = answering(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$3\r\nabc\r\n");
         let mut value = Vec::new();
         assert_eq!((connection.get_into(b"k", &mut value), &value[..]), (Ok(true), &b"abc"[..]));

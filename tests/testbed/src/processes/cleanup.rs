@@ -179,7 +179,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn a_temporary_directory_is_private_and_goes_with_its_contents() {
+    fn temporary_directory_is_private_and_removed_with_contents() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let path = directory.path().to_path_buf();
         assert_eq!(std::fs::metadata(&path).expect("it exists").mode() & 0o777, 0o700);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn grandchildren_are_found_and_ended_after_their_parents() {
+    fn grandchildren_are_ended_after_their_parents() {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "sh -c 'sleep 600 & wait' & wait"]);
         let mut process = Process::start(command, "sh").expect("it starts");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_process_leaves_nothing_that_came_of_it() {
+    fn dropped_process_leaves_no_descendants() {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "sleep 600 & wait"]);
         let process = Process::start(command, "sh").expect("it starts");

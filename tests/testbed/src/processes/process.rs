@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_end_is_killed_after_its_time() {
+    fn process_that_exceeds_its_time_is_killed() {
         let failure = run(shell("exec sleep 600"), "sleep", Duration::from_millis(50));
         assert!(failure.expect_err("too slow").to_string().contains("did not end within"));
     }
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_early_is_explained_with_its_stderr() {
+    fn early_exit_of_a_server_is_reported_with_its_stderr() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let script = shell("echo 'no port for you' >&2; exit 4");
         let mut server = Server::start(script, "server", directory).expect("it starts");
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_server_is_gone_with_its_directory() {
+    fn dropping_a_server_removes_process_and_directory() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let path = directory.path().to_path_buf();
         let mut server =
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_asked_before_it_is_killed() {
+    fn stop_sends_sigterm_before_sigkill() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done";
         let mut server = Server::start(shell(script), "server", directory).expect("it starts");

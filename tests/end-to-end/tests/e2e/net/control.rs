@@ -34,37 +34,37 @@ fn run_hostile_scenario(scenario: &str) {
 }
 
 #[test]
-fn several_descriptors_in_one_message_end_the_link_and_are_closed() {
+fn several_descriptors_in_one_message_close_the_control_connection() {
     run_hostile_scenario("several descriptors");
 }
 
 #[test]
-fn garbage_and_half_questions_end_the_link_alone() {
+fn malformed_requests_close_only_their_control_connection() {
     run_hostile_scenario("garbage");
 }
 
 #[test]
-fn clients_that_die_at_each_step_leave_nothing() {
+fn clients_killed_at_each_step_leak_nothing() {
     run_hostile_scenario("deaths");
 }
 
 #[test]
-fn links_over_a_link_are_bounded_and_keep_nobody_out() {
+fn connections_passed_over_a_control_connection_are_bounded() {
     run_hostile_scenario("lent");
 }
 
 #[test]
-fn a_service_without_descriptors_refuses_links() {
+fn service_out_of_descriptors_refuses_connections() {
     run_hostile_scenario("exhausted");
 }
 
 #[test]
-fn another_users_link_takes_nothing_of_others() {
+fn other_users_connection_accesses_nothing_of_others() {
     run_hostile_scenario("another user");
 }
 
 #[test]
-fn what_the_service_makes_is_for_nobody_else() {
+fn files_of_the_service_are_private() {
     if plain_only() {
         return;
     }

@@ -7,7 +7,7 @@ use uncopy_tests::scratch::wait_until;
 use uncopy_tests::{Mode, Program, Scratch};
 
 #[test]
-fn over_an_ethernet_by_af_xdp_bytes_are_the_same_both_ways() {
+fn af_xdp_transfers_bytes_intact_both_ways() {
     if plain_only() {
         return;
     }
@@ -43,7 +43,7 @@ for address, family in ("10.77.0.77", socket.AF_INET), ("fd77::77", socket.AF_IN
 }
 
 #[test]
-fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() {
+fn killed_service_releases_its_device_for_the_next() {
     if plain_only() {
         return;
     }
@@ -84,7 +84,7 @@ fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() 
 /// Without a ready device the service prints the commands that make one. An address that the kernel
 /// routes to another device is refused.
 #[test]
-fn a_device_that_was_made_ready_takes_no_privileges() {
+fn prepared_tun_device_needs_no_privileges() {
     if plain_only() {
         return;
     }

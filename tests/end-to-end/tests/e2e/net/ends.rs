@@ -114,7 +114,7 @@ print("well")
 "#;
 
 #[test]
-fn a_listener_that_is_shut_ends_for_everybody_and_may_listen_again() {
+fn shut_down_listener_ends_for_everybody_and_may_listen_again() {
     compare_with_kernel("listener", LISTENER);
 }
 
@@ -193,7 +193,7 @@ print("well")
 "#;
 
 #[test]
-fn what_comes_after_shutting_for_reading_is_received() {
+fn data_after_shutdown_for_reading_is_received() {
     compare_with_kernel("receiving", RECEIVING);
 }
 
@@ -224,6 +224,6 @@ print("well")
 "#;
 
 #[test]
-fn a_reset_is_an_error_to_whoever_waits() {
+fn reset_is_reported_to_every_waiter() {
     compare_with_kernel("resets", RESETS);
 }

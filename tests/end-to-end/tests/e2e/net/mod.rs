@@ -134,7 +134,7 @@ fn echo_by_kernel_server(service: &NetService, scratch: &Scratch, address: &str,
 }
 
 #[test]
-fn clients_of_the_kernel_are_echoed() {
+fn service_echoes_kernel_clients() {
     if plain_only() {
         return;
     }
@@ -162,7 +162,7 @@ fn clients_of_the_kernel_are_echoed() {
 }
 
 #[test]
-fn programs_connect_to_servers_of_the_kernel_and_to_each_other() {
+fn programs_connect_to_kernel_servers_and_to_each_other() {
     if plain_only() {
         return;
     }
@@ -271,7 +271,7 @@ print("well")
 "#;
 
 #[test]
-fn errors_addresses_and_options_are_those_of_tcp() {
+fn errors_addresses_and_options_match_tcp() {
     if plain_only() {
         return;
     }
@@ -288,7 +288,7 @@ fn errors_addresses_and_options_are_those_of_tcp() {
 
 /// Both ends notice the end of the service, and the kernel's end that of a program.
 #[test]
-fn whoever_is_killed_is_missed() {
+fn peers_notice_killed_programs_and_a_killed_service() {
     if plain_only() {
         return;
     }
@@ -359,7 +359,7 @@ def exchange(connection, seed, length):
 
 /// 16 MiB each way concurrently, or 1 GiB by `make test-net`.
 #[test]
-fn long_streams_both_ways_have_the_hashes_of_what_was_sent() {
+fn long_streams_arrive_intact_both_ways() {
     if plain_only() {
         return;
     }
@@ -400,7 +400,7 @@ exchange(connection, 1, int(sys.argv[2]))
 
 /// Common and rare uses of epoll.
 #[test]
-fn a_program_of_epoll_finds_what_it_knows() {
+fn epoll_reports_expected_events() {
     if plain_only() {
         return;
     }
@@ -425,7 +425,7 @@ fn serve<S: servers::Service>(service: &NetService, scratch: &Scratch, server: &
 
 /// Unmodified servers, with unmodified clients on the kernel's side.
 #[test]
-fn packaged_servers_serve() {
+fn packaged_servers_serve_kernel_clients() {
     if plain_only() {
         return;
     }
@@ -498,7 +498,7 @@ fn sha256(bytes: &[u8]) -> String {
 
 /// The report of `--explain` shows which connections are the service's.
 #[test]
-fn whose_connections_are_is_explained() {
+fn explain_reports_which_connections_use_the_service() {
     if plain_only() {
         return;
     }

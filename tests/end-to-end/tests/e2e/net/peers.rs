@@ -30,7 +30,7 @@ fn echo_far_client(
 }
 
 #[test]
-fn a_bad_network_delivers_the_same_bytes() {
+fn bytes_arrive_intact_over_a_lossy_network() {
     if plain_only() {
         return;
     }
@@ -54,7 +54,7 @@ fn a_bad_network_delivers_the_same_bytes() {
 
 /// The kernel's TCP requests ECN, and routers mark packets that they would drop.
 #[test]
-fn a_network_that_marks_packets_is_heard_by_both_ends() {
+fn ecn_marks_are_seen_by_both_ends() {
     if plain_only() {
         return;
     }
@@ -85,7 +85,7 @@ print("repeats what is marked", retransmitted >= marked)
 
 /// A kernel server accepts ECN when the service requests it.
 #[test]
-fn a_service_that_requests_ecn_has_it_with_the_kernel() {
+fn service_negotiates_ecn_with_the_kernel() {
     if plain_only() {
         return;
     }
@@ -118,7 +118,7 @@ assert connection.recv(1) == b""
 
 /// SYNs from peers that do not exist, and a real client among them.
 #[test]
-fn a_flood_of_syns_keeps_nobody_out_and_takes_little_memory() {
+fn syn_flood_blocks_no_client_and_uses_little_memory() {
     if plain_only() {
         return;
     }
@@ -329,7 +329,7 @@ time.sleep(600)
 
 /// An idle connection that has been used takes less memory in the service than a socket in the kernel.
 #[test]
-fn an_idle_connection_takes_little_memory() {
+fn idle_connection_uses_little_memory() {
     if plain_only() {
         return;
     }
