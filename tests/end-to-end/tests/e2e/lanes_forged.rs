@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
-use uncopy_lanes::board::{Announcement, Board, LinkPart, Reference, Return, Said, Slot};
+use uncopy_lanes::board::{Announcement, Board, LinkPart, Reference, Return, ReturnKind, Slot};
+use uncopy_lanes::lane_thread::board_bytes;
 use uncopy_lanes::pool::CHUNK_BYTES;
 use uncopy_lanes::protocol::{Address, Message, Stream};
-use uncopy_lanes::service::board_bytes;
 use uncopy_sys::descriptor::{Descriptor as _, OwnFd, ProgramFd};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::link;
-use uncopy_sys::mem::Shared;
+use uncopy_sys::mem::SharedMemory;
+use uncopy_sys::seqpacket;
 use uncopy_tests::Scratch;
 use uncopy_tests::lane_programs::{make_lanes_dir, program};
 use uncopy_tests::random::{Random, bytes, rounds, seed};
@@ -141,10 +141,10 @@ fn exchange(stream: &mut TcpStream, expected: &[u8]) {
 struct Forged {
     link: OwnFd,
     id: u64,
-    board: Shared,
-    chunk: Shared,
+    board: SharedMemory,
+    chunk: SharedMemory,
     /// The program's board, and its process id in the protocol.
-    victim: (Shared, u64),
+    victim: (SharedMemory, u64),
 }
 
 /// A connection for which both sides announced a lane.
@@ -165,17 +165,17 @@ fn duplicate(fd: i32) -> i32 {
 impl Forged {
     /// Connects to the program as a real peer does.
     fn connect(victim: &Victim, id: u64) -> Self {
-        let link = link::connect(&victim.lane_socket()).expect("it listens");
-        let board = Shared::make(c"forged-board", board_bytes()).expect("memory");
-        let chunk = Shared::make(c"forged-lane", CHUNK_BYTES).expect("memory");
+        let link = seqpacket::connect(&victim.lane_socket()).expect("it listens");
+        let board = SharedMemory::make(c"forged-board", board_bytes()).expect("memory");
+        let chunk = SharedMemory::make(c"forged-lane", CHUNK_BYTES).expect("memory");
         let greeting = Message::Greeting { process: id, link: 0 }.words();
-        link::send_with(&link, &greeting, board.fd()).expect("it listens");
-        link::send_with(&link, &Message::Chunk { number: 0 }.words(), chunk.fd()).expect("it listens");
+        seqpacket::send_with(&link, &greeting, board.fd()).expect("it listens");
+        seqpacket::send_with(&link, &Message::Chunk { number: 0 }.words(), chunk.fd()).expect("it listens");
         let greeting = wait_until("its greeting", || match receive_message(&link) {
             Received::Message(Message::Greeting { process, .. }, Some(fd)) => Some((process, fd)),
             _ => None,
         });
-        let victim = (Shared::map_others(greeting.1, board_bytes()).expect("a board"), greeting.0);
+        let victim = (SharedMemory::map_others(greeting.1, board_bytes()).expect("a board"), greeting.0);
         let forged = Self { link, id, board, chunk, victim };
         forged.link_part().begin(greeting.0);
         forged
@@ -209,7 +209,7 @@ impl Forged {
     }
 
     fn announce_end(&self, stream: Stream, slot: u32, lane: u32) {
-        link::send(&self.link, &Message::End { stream, slot, lane }.words()).expect("it listens");
+        seqpacket::send(&self.link, &Message::End { stream, slot, lane }.words()).expect("it listens");
     }
 
     /// Opens a connection whose receiver accepts references.
@@ -234,7 +234,7 @@ impl Forged {
                     far_lane = Some((slot, lane));
                 }
             }
-            far_lane.filter(|(slot, lane)| board.slots[*slot as usize].receiving.attends(*lane))
+            far_lane.filter(|(slot, lane)| board.slots[*slot as usize].receiving.accepts_refs(*lane))
         });
         Lane { stream, sent, slot, lane }
     }
@@ -247,7 +247,7 @@ impl Forged {
 impl Drop for Forged {
     fn drop(&mut self) {
         for shared in [&mut self.board, &mut self.chunk, &mut self.victim.0] {
-            core::mem::replace(shared, Shared::NONE).unmap();
+            core::mem::replace(shared, SharedMemory::NONE).unmap();
         }
     }
 }
@@ -260,8 +260,8 @@ enum Received {
 }
 
 fn receive_message(link: &OwnFd) -> Received {
-    let mut words = [0; link::MAX_WORDS];
-    match link::receive(link, &mut words) {
+    let mut words = [0; seqpacket::MAX_WORDS];
+    match seqpacket::receive(link, &mut words) {
         Ok(received) if received.words > 0 => Message::parse(&words[..received.words])
             .map_or(Received::Closed, |message| Received::Message(message, received.fd)),
         Err(Errno(libc::EAGAIN)) => Received::Nothing,
@@ -419,7 +419,7 @@ const TRICKS: [(&str, Trick); 12] = [
     }),
     ("one that is taken back although it was sent", |forged, lane| {
         announce(forged, lane, lane.sent, forged.valid_reference());
-        forged.slot(lane).sending.take_back(1);
+        forged.slot(lane).sending.withdraw_last(1);
         lane.send(&[0]);
         Expected::AtMost(1)
     }),
@@ -454,8 +454,13 @@ const TRICKS: [(&str, Trick); 12] = [
     }),
     ("returns of what is not held", |forged, lane| {
         for run in [0, 5, u32::MAX] {
-            for what in [Said::Released, Said::Shared(forged.victim.1), Said::NotShared(7), Said::Shared(0)] {
-                let _ = forged.link_part().say(&Return { chunk: run / 2, run, what }, 0);
+            for what in [
+                ReturnKind::Released,
+                ReturnKind::Shared(forged.victim.1),
+                ReturnKind::NotShared(7),
+                ReturnKind::Shared(0),
+            ] {
+                let _ = forged.link_part().say(&Return { chunk: run / 2, run, kind: what }, 0);
             }
         }
         announce(forged, lane, lane.sent, forged.valid_reference());
@@ -550,8 +555,12 @@ fn memory_that_could_become_shorter_is_not_taken() {
             if what == "short" {
                 assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
             }
-            link::send_with(&forged.link, &Message::Chunk { number: 1 }.words(), Some(ProgramFd::new(fd)))
-                .expect("it listens");
+            seqpacket::send_with(
+                &forged.link,
+                &Message::Chunk { number: 1 }.words(),
+                Some(ProgramFd::new(fd)),
+            )
+            .expect("it listens");
             libc::close(fd);
         }
         wait_until("the end of the link", || {
@@ -568,7 +577,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
     let before = victim.descriptor_count();
     for count in [1, 2, 3, 16] {
         for _ in 0..50 {
-            let link = link::connect(&victim.lane_socket()).expect("it listens");
+            let link = seqpacket::connect(&victim.lane_socket()).expect("it listens");
             let words = Message::Greeting { process: 5, link: 0 }.words();
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             send_descriptors(&link, &bytes, &vec![duplicate(0); count]);
