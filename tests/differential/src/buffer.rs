@@ -64,7 +64,7 @@ impl Buffer {
     /// # Safety
     /// The memory must be valid, and accessed by nobody else, for as long as the buffer exists.
     #[must_use]
-    pub unsafe fn of_memory(start: *mut u8, len: usize, origin: Origin) -> Self {
+    pub unsafe fn from_raw(start: *mut u8, len: usize, origin: Origin) -> Self {
         Self { start, len, origin, mirror: Mirror::new(len) }
     }
 
@@ -77,7 +77,7 @@ impl Buffer {
         let pages = len.next_multiple_of(PAGE);
         let align = 16usize << (align % 10);
         let mut origin = Origin::Heap;
-        let (mut wanted, mut zeroed) = (16, false);
+        let (mut alignment, mut zeroed) = (16, false);
         // SAFETY: these functions accept any size; alignments are powers of two from 16 to 8192.
         let start = unsafe {
             match call % ALLOCATIONS {
@@ -97,30 +97,30 @@ impl Buffer {
                     1,
                 ),
                 4 => {
-                    wanted = align;
+                    alignment = align;
                     black_box(libc::aligned_alloc as unsafe extern "C" fn(_, _) -> *mut c_void)(
                         align,
                         len.next_multiple_of(align),
                     )
                 }
                 5 => {
-                    wanted = align;
+                    alignment = align;
                     let mut pointer = std::ptr::null_mut();
                     let call = black_box(libc::posix_memalign as unsafe extern "C" fn(_, _, _) -> c_int);
                     if call(&raw mut pointer, align, len) == 0 { pointer } else { std::ptr::null_mut() }
                 }
                 6 => {
-                    wanted = align;
+                    alignment = align;
                     black_box(libc::memalign as unsafe extern "C" fn(_, _) -> *mut c_void)(align, len)
                 }
                 7 => {
-                    wanted = PAGE;
+                    alignment = PAGE;
                     let call: unsafe extern "C" fn(usize) -> *mut c_void =
                         if align > 64 { valloc } else { pvalloc };
                     black_box(call)(len)
                 }
                 number @ 8..=10 => {
-                    (wanted, zeroed) = (PAGE, true);
+                    (alignment, zeroed) = (PAGE, true);
                     match number {
                         8 => {
                             origin = Origin::Mapped;
@@ -147,10 +147,10 @@ impl Buffer {
         let start: *mut u8 = start.cast();
         let len = if origin == Origin::Heap { len } else { pages };
         if start.is_null() {
-            return Err(format!("no memory for {len} bytes (call {call}, alignment {wanted})"));
+            return Err(format!("no memory for {len} bytes (call {call}, alignment {alignment})"));
         }
-        if !start.addr().is_multiple_of(wanted) {
-            return Err(format!("{start:?} is not aligned to {wanted} (call {call}, {len} bytes)"));
+        if !start.addr().is_multiple_of(alignment) {
+            return Err(format!("{start:?} is not aligned to {alignment} (call {call}, {len} bytes)"));
         }
         mirror.forget_all();
         if zeroed {
@@ -196,7 +196,7 @@ impl Buffer {
             return Err(format!("realloc from {} to {len} bytes refused", self.len));
         }
         let kept = self.len.min(len);
-        self.mirror.forget(kept, self.mirror.room() - kept);
+        self.mirror.forget(kept, self.mirror.capacity() - kept);
         (self.start, self.len) = (start.cast(), len);
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Buffer {
     ///
     /// # Errors
     /// If that length is less than the one that was asked for.
-    pub fn use_all(&mut self) -> Result<(), String> {
+    pub fn extend_to_usable(&mut self) -> Result<(), String> {
         // SAFETY: `self.start` came from malloc's family and has not been freed.
         let usable = unsafe {
             black_box(libc::malloc_usable_size as unsafe extern "C" fn(_) -> usize)(self.start.cast())
@@ -218,7 +218,7 @@ impl Buffer {
     }
 
     /// Sets another address and length, after the program moved the mapping.
-    pub fn moved_to(&mut self, start: *mut u8, len: usize) {
+    pub fn set_range(&mut self, start: *mut u8, len: usize) {
         (self.start, self.len) = (start, len);
     }
 

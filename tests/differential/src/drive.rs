@@ -10,7 +10,7 @@ use uncopy_core::stats::Counter;
 use uncopy_tests::launch::Mode;
 
 use crate::shrink::shrink;
-use crate::trial::{Subject, Sum, Trial};
+use crate::test_run::{ProgramSource, TestRun, Totals};
 
 /// Parameters of a run of many programs.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct Plan {
     /// Number of mates: other programs that each program's streams go to, by lanes.
     pub mates: usize,
     /// Whether to generate programs of files, which run plain and with a log.
-    pub of_files: bool,
+    pub file_programs: bool,
     /// Path of the binary that executes programs.
     pub machine: PathBuf,
     /// Directory for failing programs.
@@ -45,7 +45,7 @@ pub struct Plan {
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Sums over all reports.
-    pub sum: Sum,
+    pub totals: Totals,
     /// Path of each failing program.
     pub failures: Vec<PathBuf>,
 }
@@ -60,7 +60,7 @@ pub fn drive(plan: &Plan) -> Outcome {
     let begun = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let outcome = Mutex::new(Outcome::default());
-    let shown = Mutex::new(Instant::now());
+    let last_shown = Mutex::new(Instant::now());
     let programs = plan.operations.div_ceil(plan.length as u64);
     std::thread::scope(|scope| {
         for _ in 0..plan.jobs {
@@ -70,11 +70,11 @@ pub fn drive(plan: &Plan) -> Outcome {
                     if number >= programs || start.elapsed() > plan.time || stop.load(Relaxed) {
                         return;
                     }
-                    let failed = one(plan, number, &outcome);
+                    let failed = run_one(plan, number, &outcome);
                     if failed >= plan.max_failures {
                         stop.store(true, Relaxed);
                     }
-                    show(&outcome, &shown, start, plan.operations);
+                    show_progress(&outcome, &last_shown, start, plan.operations);
                 }
             });
         }
@@ -86,24 +86,24 @@ pub fn drive(plan: &Plan) -> Outcome {
 }
 
 /// Runs one program and returns the number of failures so far.
-fn one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
+fn run_one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
     let seed = plan.seed.wrapping_add(number);
     let mode = plan.modes[usize::try_from(number).unwrap_or(0) % plan.modes.len()];
-    let trial = Trial::new(&plan.machine, mode)
+    let test_run = TestRun::new(&plan.machine, mode)
         .with_mates(plan.mates)
-        .of_files(plan.of_files.then_some(crate::files::trial::run));
-    let report = trial.run(Subject::Seed(seed, plan.length));
+        .with_file_runner(plan.file_programs.then_some(crate::files::test_run::run));
+    let report = test_run.run(ProgramSource::Seed(seed, plan.length));
     let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
-    lock().sum.add(&report);
+    lock().totals.add(&report);
     let Some(failure) = report.failure else { return lock().failures.len() };
     std::fs::create_dir_all(&plan.failures).expect("directory for failing programs");
     let path = plan.failures.join(format!("seed-{seed}.txt"));
-    let program = trial.program(seed, plan.length);
+    let program = test_run.program(seed, plan.length);
     let comment = |text: &str| text.lines().map(|line| format!("# {line}\n")).collect::<String>();
     let head = format!("# mode {mode:?}, {} mates, seed {seed}, {} operations\n", plan.mates, plan.length);
     std::fs::write(&path, format!("{head}{}{program}", comment(&failure))).expect("failing program");
     eprintln!("\nseed {seed} in mode {mode:?} FAILED: {failure}\nmaking it smaller ({}) …", path.display());
-    if let Some(small) = shrink(&trial, &program, plan.shrink_time) {
+    if let Some(small) = shrink(&test_run, &program, plan.shrink_time) {
         let text = format!("{head}{}{}", comment(&small.failure), small.program);
         std::fs::write(&path, text).expect("failing program");
         eprintln!(
@@ -120,26 +120,27 @@ fn one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
     outcome.failures.len()
 }
 
-fn show(outcome: &Mutex<Outcome>, shown: &Mutex<Instant>, start: Instant, goal: u64) {
+fn show_progress(outcome: &Mutex<Outcome>, last_shown: &Mutex<Instant>, start: Instant, goal: u64) {
     let terminal = std::io::stderr().is_terminal();
     let every = Duration::from_secs(if terminal { 1 } else { 30 });
-    let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
-    if shown.elapsed() < every {
+    let mut last_shown = last_shown.lock().unwrap_or_else(PoisonError::into_inner);
+    if last_shown.elapsed() < every {
         return;
     }
-    *shown = Instant::now();
+    *last_shown = Instant::now();
     let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
-    let (done, seconds) = (outcome.sum.operations(), start.elapsed().as_secs().max(1));
+    let (done, seconds) = (outcome.totals.operations(), start.elapsed().as_secs().max(1));
     let line = format!(
         "{done} of {goal} operations, {} a second, {} programs, {} failed, {} MiB elided, {} MiB by lanes, {} faults, \
          {} syncs by the log",
         done / seconds,
-        outcome.sum.programs,
+        outcome.totals.programs,
         outcome.failures.len(),
-        outcome.sum.counter(Counter::ElidedBytes) >> 20,
-        (outcome.sum.counter(Counter::LaneSentBytes) + outcome.sum.counter(Counter::LaneReceivedBytes)) >> 20,
-        outcome.sum.counter(Counter::Faults),
-        outcome.sum.counter(Counter::LogSyncs),
+        outcome.totals.counter(Counter::ElidedBytes) >> 20,
+        (outcome.totals.counter(Counter::LaneSentBytes) + outcome.totals.counter(Counter::LaneReceivedBytes))
+            >> 20,
+        outcome.totals.counter(Counter::Faults),
+        outcome.totals.counter(Counter::LogSyncs),
     );
     if terminal {
         eprint!("\r{line}\x1b[K")

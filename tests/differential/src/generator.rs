@@ -85,7 +85,7 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     }
     let max_len = random.pick(&[16_384, 65_536, 262_144, 524_288, 524_288, 1 << 20, 3 << 20]);
     let mut generators: Vec<Generator> =
-        (0..workers).map(|_| Generator::new(Random::new(random.word()), &weights, max_len)).collect();
+        (0..workers).map(|_| Generator::new(Random::new(random.next_u64()), &weights, max_len)).collect();
     let mut program = Program { seed, alarm_us, operations: Vec::with_capacity(operations) };
     for (worker, generator) in generators.iter_mut().enumerate() {
         for slot in 0..GENERAL_SLOTS {
@@ -101,11 +101,11 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     program
 }
 
-/// Returns an operation with the numbers `given`, in the order of [`Kind::operands`].
-fn operation(worker: usize, kind: Kind, given: &[usize]) -> Operation {
-    debug_assert_eq!(given.len(), kind.operands().len(), "{}", kind.name());
+/// Returns an operation with the numbers `operands`, in the order of [`Kind::operands`].
+fn operation(worker: usize, kind: Kind, operands: &[usize]) -> Operation {
+    debug_assert_eq!(operands.len(), kind.operands().len(), "{}", kind.name());
     let mut numbers = [0; NUMBERS];
-    numbers[..given.len()].copy_from_slice(given);
+    numbers[..operands.len()].copy_from_slice(operands);
     Operation { worker, kind, numbers }
 }
 
@@ -162,7 +162,7 @@ impl Generator {
         }
     }
 
-    /// Returns a range to send: every other time one that was sent before, on any link.
+    /// Returns a range to send: every other time one that was sent before, on any channel.
     fn message(&mut self) -> (usize, usize, usize) {
         if !self.sent.is_empty() && self.random.one_in(2) {
             let Recent { slot, at, len } = self.sent[self.random.below(self.sent.len())];
@@ -192,9 +192,9 @@ impl Generator {
 
     #[allow(clippy::too_many_lines, reason = "one arm for each kind")]
     fn next(&mut self, worker: usize, workers: usize) -> Operation {
-        let ticket = self.random.below(self.kinds.last().map_or(1, |last| last.0));
-        let kind = self.kinds[self.kinds.partition_point(|(sum, _)| *sum <= ticket)].1;
-        let link = self.random.below(7);
+        let draw = self.random.below(self.kinds.last().map_or(1, |last| last.0));
+        let kind = self.kinds[self.kinds.partition_point(|(sum, _)| *sum <= draw)].1;
+        let channel = self.random.below(7);
         let numbers: Vec<usize> = match kind {
             Kind::Allocate => {
                 let slot = self.random.below(GENERAL_SLOTS);
@@ -217,15 +217,15 @@ impl Generator {
             Kind::Copy => {
                 let (from, at, len) = self.source();
                 let to = self.random.below(SLOTS);
-                let room = self.lens[to];
+                let target_len = self.lens[to];
                 let to_at = match self.random.below(6) {
                     0 => 0,
                     1 => self.random.pick(&[1, 16, 45, 100, 4095, 4097]),
-                    2 => self.random.below(room / PAGE + 1) * PAGE,
-                    3 => self.random.below(room),
+                    2 => self.random.below(target_len / PAGE + 1) * PAGE,
+                    3 => self.random.below(target_len),
                     _ => at,
-                } % room;
-                self.remember(to, to_at, len.min(room - to_at));
+                } % target_len;
+                self.remember(to, to_at, len.min(target_len - to_at));
                 vec![self.random.below(7), from, at, to, to_at, len]
             }
             Kind::Move => {
@@ -249,10 +249,10 @@ impl Generator {
                 let len = if self.random.one_in(3) { len } else { len.min(self.random.between(1, 9000)) };
                 vec![slot, at, len]
             }
-            Kind::Feed => vec![link, self.random.length(300_000), self.seed()],
+            Kind::Feed => vec![channel, self.random.length(300_000), self.seed()],
             Kind::Receive => {
-                let (slot, at, room) = self.anywhere();
-                let len = if self.random.one_in(2) { room } else { self.lens[slot] };
+                let (slot, at, target_len) = self.anywhere();
+                let len = if self.random.one_in(2) { target_len } else { self.lens[slot] };
                 let feed = match self.random.below(5) {
                     0 => 0,
                     1 => self.random.length(300_000),
@@ -262,7 +262,7 @@ impl Generator {
                 let flags = if self.random.one_in(3) { self.random.below(16) } else { 0 };
                 self.remember(slot, at, len.min(feed.max(1)));
                 vec![
-                    link,
+                    channel,
                     self.random.below(12),
                     flags,
                     feed,
@@ -278,7 +278,7 @@ impl Generator {
                 let feed = if self.random.one_in(3) { self.random.length(100_000) } else { len };
                 let messages = self.random.between(1, 4);
                 vec![
-                    link,
+                    channel,
                     self.random.below(16),
                     feed,
                     messages,
@@ -291,13 +291,21 @@ impl Generator {
             }
             Kind::Send => {
                 let (slot, at, len) = self.message();
-                vec![link, self.random.below(9), 0, slot, at, len, self.random.between(1, 6), self.seed()]
+                vec![channel, self.random.below(9), 0, slot, at, len, self.random.between(1, 6), self.seed()]
             }
             Kind::SendMany => {
                 let (slot, at, len) = self.source();
-                vec![link, self.random.between(1, 4), slot, at, len, self.random.between(1, 4), self.seed()]
+                vec![
+                    channel,
+                    self.random.between(1, 4),
+                    slot,
+                    at,
+                    len,
+                    self.random.between(1, 4),
+                    self.seed(),
+                ]
             }
-            Kind::Drain => vec![link, self.random.length(1 << 20)],
+            Kind::Drain => vec![channel, self.random.length(1 << 20)],
             Kind::FileRead | Kind::FileWrite => {
                 let (slot, at, len) = if kind == Kind::FileRead { self.anywhere() } else { self.source() };
                 let offset = self.random.length(1 << 21) - 1;
@@ -349,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_one_program() {
+    fn same_seed_generates_same_program() {
         assert_eq!(generate(9, 500), generate(9, 500));
         assert_ne!(generate(9, 500), generate(10, 500));
     }

@@ -7,17 +7,17 @@
 //! process under the library ([`drive`]), and shrinks those that fail ([`shrink`]).
 
 pub mod buffer;
+pub mod channel;
 pub mod drive;
 pub mod files;
 pub mod generator;
+pub mod handler_buffers;
 pub mod interpreter;
-pub mod known;
-pub mod link;
+pub mod known_ranges;
 pub mod mate;
 pub mod mates;
 pub mod model;
 pub mod program;
 pub mod progress;
-pub mod room;
 pub mod shrink;
-pub mod trial;
+pub mod test_run;

@@ -18,23 +18,23 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uncopy_differential::drive::{Plan, drive};
-use uncopy_differential::files::{self, interpreter::Run};
+use uncopy_differential::files::{self, interpreter::RunParameters};
 use uncopy_differential::generator::generate;
 use uncopy_differential::interpreter;
 use uncopy_differential::mate;
 use uncopy_differential::program::Program;
 use uncopy_differential::shrink::shrink;
-use uncopy_differential::trial::{Subject, Trial};
+use uncopy_differential::test_run::{ProgramSource, TestRun};
 use uncopy_tests::launch::Mode;
 
 /// Parsed command line: options with one value each, and file names.
 #[derive(Default)]
-struct Line {
+struct CommandLine {
     options: Vec<(String, String)>,
     files: Vec<PathBuf>,
 }
 
-impl Line {
+impl CommandLine {
     fn parse(words: impl Iterator<Item = String>) -> Result<Self, String> {
         const KNOWN: &[&str] = &[
             "ops",
@@ -77,32 +77,32 @@ impl Line {
         Ok(line)
     }
 
-    fn text(&self, name: &str) -> Option<&str> {
+    fn option_value(&self, name: &str) -> Option<&str> {
         self.options.iter().rev().find(|option| option.0 == name).map(|option| option.1.as_str())
     }
 
     fn number(&self, name: &str, default: u64) -> Result<u64, String> {
-        self.text(name).map_or(Ok(default), |text| {
+        self.option_value(name).map_or(Ok(default), |text| {
             text.parse().map_err(|_| format!("--{name} is {text:?}; it must be a whole number"))
         })
     }
 
     fn mates(&self) -> Result<usize, String> {
-        self.number("mates", 0).map(usize_of)
+        self.number("mates", 0).map(saturating_usize)
     }
 
-    fn of_files(&self) -> bool {
-        self.text("files") == Some("yes")
+    fn file_programs(&self) -> bool {
+        self.option_value("files") == Some("yes")
     }
 
-    fn trial(&self, mode: Mode) -> Result<Trial, String> {
-        Ok(Trial::new(machine()?, mode)
+    fn test_run(&self, mode: Mode) -> Result<TestRun, String> {
+        Ok(TestRun::new(machine()?, mode)
             .with_mates(self.mates()?)
-            .of_files(self.of_files().then_some(uncopy_differential::files::trial::run)))
+            .with_file_runner(self.file_programs().then_some(uncopy_differential::files::test_run::run)))
     }
 
     fn modes(&self) -> Result<Vec<Mode>, String> {
-        match self.text("mode").unwrap_or("always") {
+        match self.option_value("mode").unwrap_or("always") {
             "always" => Ok(vec![Mode::Always]),
             "auto" => Ok(vec![Mode::Auto]),
             "sliced" => Ok(vec![Mode::Sliced]),
@@ -117,11 +117,11 @@ impl Line {
     }
 }
 
-fn usize_of(number: u64) -> usize {
+fn saturating_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-fn read(path: &Path) -> Result<Program, String> {
+fn read_program(path: &Path) -> Result<Program, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Program::parse(&text).map_err(|what| format!("{}: {what}", path.display()))
 }
@@ -130,24 +130,26 @@ fn machine() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))
 }
 
-fn execute(line: &Line) -> Result<bool, String> {
-    let program = match line.text("program") {
-        Some(path) => read(Path::new(path))?,
-        None => generate(line.number("seed", 1)?, usize_of(line.number("length", 20_000)?)),
+fn execute(line: &CommandLine) -> Result<bool, String> {
+    let program = match line.option_value("program") {
+        Some(path) => read_program(Path::new(path))?,
+        None => generate(line.number("seed", 1)?, saturating_usize(line.number("length", 20_000)?)),
     };
-    let progress = line.text("progress").ok_or("--progress is missing")?;
+    let progress = line.option_value("progress").ok_or("--progress is missing")?;
     let paths = line.options.iter().filter(|option| option.0 == "mate").map(|option| option.1.clone().into());
-    mate::meet(paths.collect(), line.text("mates-may-end") == Some("yes"));
+    mate::register(paths.collect(), line.option_value("mates-may-end") == Some("yes"));
     interpreter::run(&program, Path::new(progress));
     Ok(true)
 }
 
 /// Executes a program of files in this process.
-fn execute_files(line: &Line) -> Result<bool, String> {
-    let path = |name| line.text(name).map(PathBuf::from).ok_or_else(|| format!("--{name} is missing"));
-    let number = |name, default| line.number(name, default).map(usize_of);
-    let slots = line.text("slots").unwrap_or("").split(',').filter_map(|word| word.parse().ok()).collect();
-    let run = Run {
+fn execute_files(line: &CommandLine) -> Result<bool, String> {
+    let path =
+        |name| line.option_value(name).map(PathBuf::from).ok_or_else(|| format!("--{name} is missing"));
+    let number = |name, default| line.number(name, default).map(saturating_usize);
+    let slots =
+        line.option_value("slots").unwrap_or("").split(',').filter_map(|word| word.parse().ok()).collect();
+    let parameters = RunParameters {
         program: path("program")?,
         progress: path("progress")?,
         trace: path("trace")?,
@@ -155,33 +157,33 @@ fn execute_files(line: &Line) -> Result<bool, String> {
         slots,
         depth: number("depth", 0)?,
     };
-    if let Some(warm) = line.text("warm") {
-        files::interpreter::warm_up(Path::new(warm));
+    if let Some(warm) = line.option_value("warm") {
+        files::interpreter::wait_until_logged(Path::new(warm));
     }
-    files::interpreter::run(&run);
+    files::interpreter::run(&parameters);
     Ok(true)
 }
 
-fn run(line: &Line) -> Result<bool, String> {
-    let fresh = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() << 20);
+fn run(line: &CommandLine) -> Result<bool, String> {
+    let fresh_seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() << 20);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let plan = Plan {
-        seed: line.number("seed", fresh)?,
+        seed: line.number("seed", fresh_seed)?,
         operations: line.number("ops", 1_000_000)?,
-        length: usize_of(line.number("length", 20_000)?).max(1),
-        jobs: usize_of(line.number("jobs", cores as u64)?).max(1),
+        length: saturating_usize(line.number("length", 20_000)?).max(1),
+        jobs: saturating_usize(line.number("jobs", cores as u64)?).max(1),
         time: Duration::from_secs(60 * line.number("minutes", 600)?),
         modes: line.modes()?,
         mates: line.mates()?,
-        of_files: line.of_files(),
+        file_programs: line.file_programs(),
         machine: machine()?,
-        failures: line.text("failures").unwrap_or("target/differential-failures").into(),
+        failures: line.option_value("failures").unwrap_or("target/differential-failures").into(),
         shrink_time: Duration::from_secs(60 * line.number("shrink-minutes", 5)?),
-        max_failures: usize_of(line.number("most", 3)?),
+        max_failures: saturating_usize(line.number("most", 3)?),
     };
     eprintln!("seeds from {} on, {} operations each", plan.seed, plan.length);
     let outcome = drive(&plan);
-    print!("{}", outcome.sum);
+    print!("{}", outcome.totals);
     for path in &outcome.failures {
         println!("FAILED: {}", path.display());
     }
@@ -189,31 +191,31 @@ fn run(line: &Line) -> Result<bool, String> {
     Ok(outcome.failures.is_empty())
 }
 
-fn replay(line: &Line) -> Result<bool, String> {
-    let mut good = true;
+fn replay(line: &CommandLine) -> Result<bool, String> {
+    let mut passed = true;
     for path in &line.files {
-        let program = read(path)?;
+        let program = read_program(path)?;
         for mode in line.modes()? {
             for _ in 0..line.number("times", 1)? {
-                let report = line.trial(mode)?.run(Subject::Program(&program));
+                let report = line.test_run(mode)?.run(ProgramSource::Program(&program));
                 match report.failure {
                     None => println!("{}: no difference ({mode:?})", path.display()),
                     Some(failure) => {
-                        good = false;
+                        passed = false;
                         println!("{}: {failure}", path.display());
                     }
                 }
             }
         }
     }
-    Ok(good)
+    Ok(passed)
 }
 
-fn shrink_file(line: &Line) -> Result<bool, String> {
+fn shrink_file(line: &CommandLine) -> Result<bool, String> {
     let path = line.files.first().ok_or("the file to shrink is missing")?;
     let time = Duration::from_secs(60 * line.number("minutes", 5)?);
-    let trial = line.trial(line.modes()?[0])?;
-    match shrink(&trial, &read(path)?, time) {
+    let test_run = line.test_run(line.modes()?[0])?;
+    match shrink(&test_run, &read_program(path)?, time) {
         None => println!("# does not fail"),
         Some(small) => {
             for line in small.failure.lines() {
@@ -231,19 +233,19 @@ fn main() -> ExitCode {
         Some(word) if !word.starts_with("--") => words.next().unwrap_or_default(),
         _ => "run".to_owned(),
     };
-    let done = Line::parse(words).and_then(|line| match command.as_str() {
+    let done = CommandLine::parse(words).and_then(|line| match command.as_str() {
         "run" => run(&line),
         "replay" => replay(&line),
         "shrink" => shrink_file(&line),
         "execute" => execute(&line),
         "execute-files" => execute_files(&line),
         "mate" => {
-            mate::run(Path::new(line.text("listen").ok_or("--listen is missing")?));
+            mate::run(Path::new(line.option_value("listen").ok_or("--listen is missing")?));
             Ok(true)
         }
         "print" => {
-            let length = usize_of(line.number("length", 20_000)?);
-            print!("{}", line.trial(Mode::Plain)?.program(line.number("seed", 1)?, length));
+            let length = saturating_usize(line.number("length", 20_000)?);
+            print!("{}", line.test_run(Mode::Plain)?.program(line.number("seed", 1)?, length));
             Ok(true)
         }
         other => {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! tcp PORT, unix NAME     connects to that address     0
-//! feed PLACE LEN TURN     sends bytes of the pool      number of bytes, or `again`
+//! feed OFFSET LEN TURN    sends bytes of the pool      number of bytes, or `again`
 //! drain LEN TURN WAITS    receives                     number of bytes, or `again`; then the bytes
 //! end                     ends the mate
 //! ```
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libc::iovec;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, set_nonblocking, wait_ready};
-use uncopy_tests::plain::{self, Outcome, PlainBytes, errno, raw_read, raw_write};
+use uncopy_tests::oracle::{self, CallResult, OracleBytes, errno, raw_read, raw_write};
 
 use crate::model::pool;
 
@@ -37,31 +37,31 @@ const MAX_OFFSET: usize = 8192;
 /// The mates of this process.
 struct Mates {
     paths: Vec<PathBuf>,
-    may_end: bool,
+    may_be_killed: bool,
 }
 
 static MATES: OnceLock<Mates> = OnceLock::new();
 
-/// Registers the mates that streams of this process go to, in turn; `may_end` if they may be killed.
-pub fn meet(paths: Vec<PathBuf>, may_end: bool) {
-    let _ = MATES.set(Mates { paths, may_end });
+/// Registers the mates that streams of this process go to, in turn; `may_be_killed` if they may be killed.
+pub fn register(paths: Vec<PathBuf>, may_be_killed: bool) {
+    let _ = MATES.set(Mates { paths, may_be_killed });
 }
 
 /// Whether mates may be killed.
 #[must_use]
-pub fn may_end() -> bool {
-    MATES.get().is_some_and(|mates| mates.may_end)
+pub fn may_be_killed() -> bool {
+    MATES.get().is_some_and(|mates| mates.may_be_killed)
 }
 
 /// Replaces a bare system call, which lanes cannot see, by a library call.
 #[must_use]
-pub fn seen_input(call: InputCall) -> InputCall {
+pub fn interposed_input(call: InputCall) -> InputCall {
     if call == InputCall::Raw { InputCall::Recvmsg } else { call }
 }
 
 /// Replaces a bare system call for output, which lanes cannot see, by a library call.
 #[must_use]
-pub fn seen_output(call: OutputCall) -> OutputCall {
+pub fn interposed_output(call: OutputCall) -> OutputCall {
     if call == OutputCall::Raw { OutputCall::Sendmsg } else { call }
 }
 
@@ -106,13 +106,13 @@ impl Mate {
         let mates = MATES.get().filter(|mates| !mates.paths.is_empty())?;
         let number = NEXT.fetch_add(1, Relaxed);
         let control = connect(&mates.paths[number % mates.paths.len()]);
-        assert!(control.is_some() || mates.may_end, "a mate does not listen");
+        assert!(control.is_some() || mates.may_be_killed, "a mate does not listen");
         let control = control?;
         let mut mate = Self { control, turn: number };
         let near = if transport == Transport::Tcp {
             let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
             let port = listener.local_addr().expect("bound").port();
-            (mate.ask(&format!("tcp {port}")) == Answer::Bytes(0)).then(|| {
+            (mate.request(&format!("tcp {port}")) == Answer::Bytes(0)).then(|| {
                 let (near, _) = listener.accept().expect("the mate");
                 near.set_nodelay(true).expect("nodelay");
                 near.into_raw_fd()
@@ -120,30 +120,30 @@ impl Mate {
         } else {
             let name = format!("uncopy-machine-{}-{number}", std::process::id());
             let listener = UnixListener::bind_addr(&abstract_address(&name)).expect("a name");
-            (mate.ask(&format!("unix {name}")) == Answer::Bytes(0))
+            (mate.request(&format!("unix {name}")) == Answer::Bytes(0))
                 .then(|| listener.accept().expect("the mate").0.into_raw_fd())
         };
-        assert!(near.is_some() || mates.may_end, "a mate has ended");
+        assert!(near.is_some() || mates.may_be_killed, "a mate has ended");
         near.map(|near| (mate, near))
     }
 
-    /// Makes the mate send `len` bytes of the pool from `place` on.
-    pub fn feed(&mut self, place: usize, len: usize) -> Answer {
+    /// Makes the mate send `len` bytes of the pool from `pool_offset` on.
+    pub fn feed(&mut self, pool_offset: usize, len: usize) -> Answer {
         self.turn += 1;
-        self.ask(&format!("feed {place} {len} {}", self.turn))
+        self.request(&format!("feed {pool_offset} {len} {}", self.turn))
     }
 
     /// Makes the mate receive up to `len` bytes and copies them to `scratch`. With `waits`, the
     /// mate blocks until there are some.
-    pub fn drain(&mut self, len: usize, waits: bool, scratch: &PlainBytes) -> Answer {
+    pub fn drain(&mut self, len: usize, waits: bool, scratch: &OracleBytes) -> Answer {
         self.turn += 1;
-        let answer = self.ask(&format!("drain {} {} {}", len.min(MAX_BYTES), self.turn, u8::from(waits)));
+        let answer = self.request(&format!("drain {} {} {}", len.min(MAX_BYTES), self.turn, u8::from(waits)));
         let Answer::Bytes(len) = answer else { return answer };
         let mut got = 0;
         while got < len {
             // SAFETY: a mate returns at most the length asked for, which is within the scratch: the
             // callers clamp `len` to the scratch's length.
-            match uninterrupted(|| unsafe { raw_read(self.control, scratch.at(got), len - got) }) {
+            match retry_on_eintr(|| unsafe { raw_read(self.control, scratch.at(got), len - got) }) {
                 Ok(0) | Err(_) => return Answer::Gone,
                 Ok(more) => got += more,
             }
@@ -151,8 +151,8 @@ impl Mate {
         answer
     }
 
-    fn ask(&mut self, command: &str) -> Answer {
-        let answer = say(self.control, command).and_then(|()| hear(self.control));
+    fn request(&mut self, command: &str) -> Answer {
+        let answer = send_text(self.control, command).and_then(|()| receive_text(self.control));
         let Some(answer) = answer else { return Answer::Gone };
         match answer.parse() {
             Ok(bytes) => Answer::Bytes(bytes),
@@ -172,14 +172,14 @@ impl Drop for Mate {
 /// Tells the mate at `path` to exit.
 pub fn end(path: &Path) {
     if let Some(control) = connect(path) {
-        let _ = say(control, "end");
+        let _ = send_text(control, "end");
         // SAFETY: `control` was opened above and is used nowhere else.
         unsafe { libc::close(control) };
     }
 }
 
 /// Retries a call that a signal interrupted.
-fn uninterrupted(mut call: impl FnMut() -> Outcome) -> Outcome {
+fn retry_on_eintr(mut call: impl FnMut() -> CallResult) -> CallResult {
     loop {
         let outcome = call();
         if outcome != Err(libc::EINTR) {
@@ -188,16 +188,16 @@ fn uninterrupted(mut call: impl FnMut() -> Outcome) -> Outcome {
     }
 }
 
-fn say(control: c_int, text: &str) -> Option<()> {
+fn send_text(control: c_int, text: &str) -> Option<()> {
     // SAFETY: `text` is readable for `text.len()` bytes.
-    let went = uninterrupted(|| unsafe { raw_write(control, text.as_ptr(), text.len()) });
-    (went == Ok(text.len())).then_some(())
+    let written = retry_on_eintr(|| unsafe { raw_write(control, text.as_ptr(), text.len()) });
+    (written == Ok(text.len())).then_some(())
 }
 
-fn hear(control: c_int) -> Option<String> {
+fn receive_text(control: c_int) -> Option<String> {
     let mut packet = [0u8; 512];
     // SAFETY: `packet` is writable for `packet.len()` bytes.
-    let len = uninterrupted(|| unsafe { raw_read(control, packet.as_mut_ptr(), packet.len()) }).ok()?;
+    let len = retry_on_eintr(|| unsafe { raw_read(control, packet.as_mut_ptr(), packet.len()) }).ok()?;
     (len > 0).then(|| String::from_utf8_lossy(&packet[..len]).into_owned())
 }
 
@@ -206,7 +206,7 @@ fn abstract_address(name: &str) -> SocketAddr {
 }
 
 /// Creates a SEQPACKET socket, and the Unix address of a path.
-fn packets(path: &Path) -> (c_int, libc::sockaddr_un) {
+fn seqpacket_socket(path: &Path) -> (c_int, libc::sockaddr_un) {
     // SAFETY: socket(2) takes integers only; an all-zero `sockaddr_un` is a valid value.
     let (socket, mut address): (c_int, libc::sockaddr_un) = unsafe {
         (libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0), std::mem::zeroed())
@@ -226,7 +226,7 @@ const ADDRESS_BYTES: libc::socklen_t = 110;
 const _: () = assert!(size_of::<libc::sockaddr_un>() == ADDRESS_BYTES as usize);
 
 fn connect(path: &Path) -> Option<c_int> {
-    let (socket, address) = packets(path);
+    let (socket, address) = seqpacket_socket(path);
     loop {
         // SAFETY: `address` is readable for `ADDRESS_BYTES`, its size, and lives through the call.
         if unsafe { libc::connect(socket, (&raw const address).cast(), ADDRESS_BYTES) } == 0 {
@@ -246,7 +246,7 @@ fn connect(path: &Path) -> Option<c_int> {
 /// If the socket cannot be bound.
 pub fn run(path: &Path) {
     let _ = pool();
-    let (listener, address) = packets(path);
+    let (listener, address) = seqpacket_socket(path);
     // SAFETY: `address` is readable for `ADDRESS_BYTES`, its size, and lives through bind(2);
     // listen(2) takes integers only.
     unsafe {
@@ -273,19 +273,21 @@ pub fn run(path: &Path) {
 }
 
 fn serve(control: c_int) {
-    let mut far: Option<Far> = None;
-    while let Some(command) = hear(control) {
+    let mut far: Option<RemoteEnd> = None;
+    while let Some(command) = receive_text(control) {
         if command == "end" {
             std::process::exit(0);
         }
-        let (answer, sent) = obey(&command, &mut far);
+        let (answer, sent) = execute(&command, &mut far);
         let bytes = match answer {
             Answer::Bytes(bytes) => bytes.to_string(),
             Answer::Again => "again".to_owned(),
             Answer::Failed(why) => format!("{command}: {why}"),
             Answer::Gone => break,
         };
-        if say(control, &bytes).is_none() || sent.is_some_and(|(from, len)| !hand_over(control, from, len)) {
+        if send_text(control, &bytes).is_none()
+            || sent.is_some_and(|(from, len)| !send_received(control, from, len))
+        {
             break;
         }
     }
@@ -295,13 +297,13 @@ fn serve(control: c_int) {
 }
 
 /// Sends the received bytes over the control socket, in packets.
-fn hand_over(control: c_int, from: *const u8, len: usize) -> bool {
+fn send_received(control: c_int, from: *const u8, len: usize) -> bool {
     let mut done = 0;
     while done < len {
         let packet = (len - done).min(MAX_PACKET);
         // SAFETY: `from` has `len` received bytes, and `done + packet` is at most `len`.
-        match uninterrupted(|| unsafe { raw_write(control, from.add(done), packet) }) {
-            Ok(went) => done += went,
+        match retry_on_eintr(|| unsafe { raw_write(control, from.add(done), packet) }) {
+            Ok(written) => done += written,
             Err(_) => return false,
         }
     }
@@ -309,9 +311,9 @@ fn hand_over(control: c_int, from: *const u8, len: usize) -> bool {
 }
 
 /// Start and length of the received bytes.
-type Received = Option<(*const u8, usize)>;
+type ReceivedRange = Option<(*const u8, usize)>;
 
-fn obey(command: &str, far: &mut Option<Far>) -> (Answer, Received) {
+fn execute(command: &str, far: &mut Option<RemoteEnd>) -> (Answer, ReceivedRange) {
     let words: Vec<&str> = command.split(' ').collect();
     let number = |word: &str| word.parse::<usize>().unwrap_or(0);
     match (words.as_slice(), far) {
@@ -320,30 +322,32 @@ fn obey(command: &str, far: &mut Option<Far>) -> (Answer, Received) {
                 return (Answer::Gone, None);
             };
             stream.set_nodelay(true).expect("nodelay");
-            *far = Some(Far::new(stream.into_raw_fd()));
+            *far = Some(RemoteEnd::new(stream.into_raw_fd()));
             (Answer::Bytes(0), None)
         }
         (["unix", name], far @ None) => {
             let Ok(stream) = UnixStream::connect_addr(&abstract_address(name)) else {
                 return (Answer::Gone, None);
             };
-            *far = Some(Far::new(stream.into_raw_fd()));
+            *far = Some(RemoteEnd::new(stream.into_raw_fd()));
             (Answer::Bytes(0), None)
         }
-        (["feed", place, len, turn], Some(far)) => (far.feed(number(place), number(len), number(turn)), None),
+        (["feed", pool_offset, len, turn], Some(far)) => {
+            (far.feed(number(pool_offset), number(len), number(turn)), None)
+        }
         (["drain", len, turn, waits], Some(far)) => far.drain(number(len), number(turn), *waits == "1"),
         _ => (Answer::Failed("nobody knows that".to_owned()), None),
     }
 }
 
 /// The mate's side of a stream.
-struct Far {
+struct RemoteEnd {
     fd: c_int,
     /// Receive and send buffers, from the allocator.
     buffers: Vec<Vec<u8>>,
 }
 
-impl Far {
+impl RemoteEnd {
     fn new(fd: c_int) -> Self {
         set_nonblocking(fd, true);
         Self { fd, buffers: (0..BUFFERS).map(|_| vec![0; MAX_BYTES + MAX_OFFSET]).collect() }
@@ -359,17 +363,17 @@ impl Far {
         (start, cuts.windows(2).map(part).collect())
     }
 
-    fn feed(&mut self, place: usize, len: usize, turn: usize) -> Answer {
+    fn feed(&mut self, pool_offset: usize, len: usize, turn: usize) -> Answer {
         let (start, mut parts) = self.parts(len.min(MAX_BYTES), turn);
         let calls = OutputCall::SOCKET;
-        let call = seen_output(calls[turn % calls.len()]);
+        let call = interposed_output(calls[turn % calls.len()]);
         // SAFETY: `start` is writable and the pool readable for `len` bytes, at most `MAX_BYTES`;
         // the parts divide these bytes, and live through the call.
         let sent = unsafe {
             if turn.is_multiple_of(2) {
-                plain::copy(start, pool().at(place), len.min(MAX_BYTES));
+                oracle::copy(start, pool().at(pool_offset), len.min(MAX_BYTES));
             } else {
-                CopyCall::Memcpy.copy(start, pool().at(place), len.min(MAX_BYTES));
+                CopyCall::Memcpy.copy(start, pool().at(pool_offset), len.min(MAX_BYTES));
             }
             call.output(self.fd, &mut parts, libc::MSG_NOSIGNAL)
         };
@@ -381,14 +385,14 @@ impl Far {
         }
     }
 
-    fn drain(&mut self, len: usize, turn: usize, waits: bool) -> (Answer, Received) {
+    fn drain(&mut self, len: usize, turn: usize, waits: bool) -> (Answer, ReceivedRange) {
         let fd = self.fd;
         if waits {
             wait_ready(fd, libc::POLLIN);
         }
         let (start, mut parts) = self.parts(len.clamp(1, MAX_BYTES), turn);
         let calls = InputCall::SOCKET;
-        let call = seen_input(calls[turn % calls.len()]);
+        let call = interposed_input(calls[turn % calls.len()]);
         // SAFETY: the parts lie inside one of the buffers, which this thread alone uses.
         match unsafe { call.input(fd, &mut parts, 0) } {
             Ok(0) | Err(libc::ECONNRESET) => (Answer::Gone, None),
@@ -399,7 +403,7 @@ impl Far {
     }
 }
 
-impl Drop for Far {
+impl Drop for RemoteEnd {
     fn drop(&mut self) {
         // SAFETY: this value owns the descriptor, and nothing uses it after this.
         unsafe { libc::close(self.fd) };

@@ -3,18 +3,18 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use uncopy_tests::plain::{self, PlainBytes};
+use uncopy_tests::oracle::{self, OracleBytes};
 
-use crate::known::Known;
+use crate::known_ranges::KnownRanges;
 
 /// Size of the pool, in bytes.
 pub const POOL_BYTES: usize = 16 << 20;
 
 /// Returns the pool: random bytes, from which all received data is taken.
-pub fn pool() -> &'static PlainBytes {
-    static POOL: OnceLock<PlainBytes> = OnceLock::new();
+pub fn pool() -> &'static OracleBytes {
+    static POOL: OnceLock<OracleBytes> = OnceLock::new();
     POOL.get_or_init(|| {
-        let mut pool = PlainBytes::new(POOL_BYTES);
+        let mut pool = OracleBytes::new(POOL_BYTES);
         pool.fill(0, POOL_BYTES, 0x756e_636f_7079, 0);
         pool
     })
@@ -22,15 +22,15 @@ pub fn pool() -> &'static PlainBytes {
 
 /// Returns the pool offset for `seed`, with at least `len` bytes behind it.
 #[must_use]
-pub fn pool_place(seed: usize, len: usize) -> usize {
+pub fn pool_offset(seed: usize, len: usize) -> usize {
     seed.wrapping_mul(4099) % (POOL_BYTES - len)
 }
 
 /// Expected bytes of one object, with the ranges that are known.
 #[derive(Debug)]
 pub struct Mirror {
-    bytes: PlainBytes,
-    known: Known,
+    bytes: OracleBytes,
+    known: KnownRanges,
 }
 
 /// A difference between memory and model.
@@ -57,12 +57,12 @@ impl Mirror {
     /// Returns a mirror of `len` bytes, all unknown.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        Self { bytes: PlainBytes::new(len), known: Known::new() }
+        Self { bytes: OracleBytes::new(len), known: KnownRanges::new() }
     }
 
     /// Returns the capacity in bytes.
     #[must_use]
-    pub const fn room(&self) -> usize {
+    pub const fn capacity(&self) -> usize {
         self.bytes.len()
     }
 
@@ -73,50 +73,50 @@ impl Mirror {
 
     /// Marks all bytes as unknown.
     pub fn forget_all(&mut self) {
-        self.known = Known::new();
+        self.known = KnownRanges::new();
     }
 
     /// Sets bytes to one value, and marks them as known.
     pub fn set(&mut self, at: usize, len: usize, value: u8) {
-        assert!(at + len <= self.room(), "range inside the mirror");
+        assert!(at + len <= self.capacity(), "range inside the mirror");
         // SAFETY: the range is inside the mapping, which `self` owns.
-        unsafe { plain::set(self.bytes.at(at), len, value) };
+        unsafe { oracle::set(self.bytes.at(at), len, value) };
         self.known.insert(at, at + len);
     }
 
     /// Copies bytes from the pool, and marks them as known.
-    pub fn take_from_pool(&mut self, at: usize, place: usize, len: usize) {
-        assert!(place + len <= POOL_BYTES, "range inside the pool");
+    pub fn copy_from_pool(&mut self, at: usize, pool_offset: usize, len: usize) {
+        assert!(pool_offset + len <= POOL_BYTES, "range inside the pool");
         // SAFETY: the pool has the range (asserted above) and is never written again.
-        unsafe { self.take(at, pool().at(place), len) };
+        unsafe { self.copy_from_memory(at, pool().at(pool_offset), len) };
     }
 
     /// Copies bytes from memory as they are, and marks them as known.
     ///
     /// # Safety
     /// `from` must be valid for reads of `len` bytes.
-    pub unsafe fn take(&mut self, at: usize, from: *const u8, len: usize) {
-        assert!(at + len <= self.room(), "range inside the mirror");
+    pub unsafe fn copy_from_memory(&mut self, at: usize, from: *const u8, len: usize) {
+        assert!(at + len <= self.capacity(), "range inside the mirror");
         // SAFETY: the caller guarantees that `from` is valid for reads of `len` bytes; the
         // destination is inside the mapping (asserted above).
-        unsafe { plain::copy(self.bytes.at(at), from, len) };
+        unsafe { oracle::copy(self.bytes.at(at), from, len) };
         self.known.insert(at, at + len);
     }
 
     /// Copies bytes from another mirror, together with their known ranges.
     pub fn copy_from(&mut self, at: usize, other: &Self, from: usize, len: usize) {
-        assert!(at + len <= self.room() && from + len <= other.room(), "ranges inside the mirrors");
+        assert!(at + len <= self.capacity() && from + len <= other.capacity(), "ranges inside the mirrors");
         // SAFETY: both ranges are inside their mappings, which are different ones.
-        unsafe { plain::copy(self.bytes.at(at), other.bytes.at(from), len) };
+        unsafe { oracle::copy(self.bytes.at(at), other.bytes.at(from), len) };
         let known: Vec<_> = other.known.within(from, from + len).collect();
         self.known.copy(at, &known, from, len);
     }
 
     /// Copies inside the mirror, where the ranges may overlap, as memmove(3) does.
     pub fn move_within(&mut self, at: usize, from: usize, len: usize) {
-        assert!(at + len <= self.room() && from + len <= self.room(), "ranges inside the mirror");
-        // SAFETY: both ranges are inside the mapping; `plain::shift` allows them to overlap.
-        unsafe { plain::shift(self.bytes.at(at), self.bytes.at(from), len) };
+        assert!(at + len <= self.capacity() && from + len <= self.capacity(), "ranges inside the mirror");
+        // SAFETY: both ranges are inside the mapping; `oracle::copy_overlapping` allows them to overlap.
+        unsafe { oracle::copy_overlapping(self.bytes.at(at), self.bytes.at(from), len) };
         let known: Vec<_> = self.known.within(from, from + len).collect();
         self.known.copy(at, &known, from, len);
     }
@@ -131,7 +131,7 @@ impl Mirror {
             // SAFETY: the range is part of the `len` bytes at `found` that the caller guarantees to
             // be readable; the other range is inside the mapping.
             let first =
-                unsafe { plain::first_difference(found.add(start - at), self.bytes.at(start), end - start) };
+                unsafe { oracle::first_difference(found.add(start - at), self.bytes.at(start), end - start) };
             let Some(first) = first else { continue };
             let wrong = |offset: &usize| {
                 // SAFETY: `offset` lies within the part just compared, which is readable on both sides.

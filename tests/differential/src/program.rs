@@ -65,11 +65,11 @@ kinds! {
     Fill "fill": how slot at len seed;
     /// Loads from a buffer, and compares with the model.
     Check "check": slot at len;
-    /// Sends bytes to the program on a link.
+    /// Sends bytes to the program on a channel, whose number the operand `link` has.
     Feed "feed": link len seed;
-    /// Feeds a link and receives from it, into one or more parts.
+    /// Feeds a channel and receives from it, into one or more parts.
     Receive "receive": link call flags feed slot at len parts seed;
-    /// Feeds a link with several messages and receives them with one `recvmmsg`.
+    /// Feeds a channel with several messages and receives them with one `recvmmsg`.
     ReceiveMany "receive_many": link flags feed messages slot at len parts seed;
     /// Sends one or more parts.
     Send "send": link call flags slot at len parts seed;
@@ -245,8 +245,8 @@ fn parse_operation(line: &str) -> Result<Operation, String> {
     let mut numbers = [0; NUMBERS];
     for word in words {
         let (name, value) = word.split_once('=').ok_or_else(|| bad(word))?;
-        let place = kind.operands().iter().position(|operand| *operand == name).ok_or_else(|| bad(word))?;
-        numbers[place] = value.parse().map_err(|_| bad(word))?;
+        let index = kind.operands().iter().position(|operand| *operand == name).ok_or_else(|| bad(word))?;
+        numbers[index] = value.parse().map_err(|_| bad(word))?;
     }
     Ok(Operation { worker, kind: *kind, numbers })
 }
@@ -257,20 +257,20 @@ mod tests {
     use crate::generator::generate;
 
     #[test]
-    fn the_text_form_reads_back() {
+    fn program_text_round_trips() {
         let program = generate(5, 2000);
         assert_eq!(Program::parse(&program.to_string()), Ok(program));
     }
 
     #[test]
-    fn every_kind_has_room_for_its_numbers() {
+    fn operands_of_every_kind_fit() {
         for kind in Kind::ALL {
             assert!(kind.operands().len() <= NUMBERS, "{}", kind.name());
         }
     }
 
     #[test]
-    fn damaged_text_is_refused_with_its_line() {
+    fn malformed_text_is_rejected_with_its_line_number() {
         for text in
             ["9 free slot=1", "0 fly", "0 free slot", "0 free place=1", "0 free slot=x", "program x=1"]
         {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use uncopy_core::addr::PAGE_BYTES;
 
 use crate::program::{NUMBERS, Operation, Program};
-use crate::trial::{Subject, Trial};
+use crate::test_run::{ProgramSource, TestRun};
 
 /// Result of shrinking a failing program.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct Shrunk {
 }
 
 struct Search<'a> {
-    trial: &'a Trial,
+    test_run: &'a TestRun,
     best: Shrunk,
     tries: usize,
     end: Instant,
@@ -27,13 +27,13 @@ struct Search<'a> {
 
 /// Shrinks `program` for at most `time`; `None` if the failure does not reproduce.
 #[must_use]
-pub fn shrink(trial: &Trial, program: &Program, time: Duration) -> Option<Shrunk> {
-    let quick = Trial { limit: Duration::from_secs(30).min(trial.limit), ..trial.clone() };
+pub fn shrink(test_run: &TestRun, program: &Program, time: Duration) -> Option<Shrunk> {
+    let quick = TestRun { limit: Duration::from_secs(30).min(test_run.limit), ..test_run.clone() };
     // With several threads or with signals, a failing program need not fail every time.
-    let steady = program.workers() == 1 && program.alarm_us == 0;
-    let tries = if steady { 1 } else { 4 };
+    let is_deterministic = program.workers() == 1 && program.alarm_us == 0;
+    let tries = if is_deterministic { 1 } else { 4 };
     let best = Shrunk { program: program.clone(), failure: String::new(), tried: 0 };
-    let mut search = Search { trial: &quick, best, tries: tries + 4, end: Instant::now() + time };
+    let mut search = Search { test_run: &quick, best, tries: tries + 4, end: Instant::now() + time };
     if !search.fails(program.clone()) {
         return None;
     }
@@ -56,7 +56,7 @@ impl Search<'_> {
                 return false;
             }
             self.best.tried += 1;
-            let report = self.trial.run(Subject::Program(&program));
+            let report = self.test_run.run(ProgramSource::Program(&program));
             let Some(failure) = report.failure else { continue };
             // Operations that no worker reached cannot matter.
             let last = report.reached.iter().flatten().max().copied();
@@ -111,13 +111,13 @@ impl Search<'_> {
     fn numbers(&mut self) {
         let mut at = 0;
         while at < self.best.program.operations.len() {
-            for place in 0..NUMBERS {
+            for index in 0..NUMBERS {
                 let Operation { numbers, .. } = self.best.program.operations[at];
-                let number = numbers[place];
+                let number = numbers[index];
                 for smaller in [0, number / PAGE_BYTES * PAGE_BYTES, number / 2] {
-                    if smaller < self.best.program.operations[at].numbers[place] {
+                    if smaller < self.best.program.operations[at].numbers[index] {
                         let mut program = self.best.program.clone();
-                        program.operations[at].numbers[place] = smaller;
+                        program.operations[at].numbers[index] = smaller;
                         if self.fails(program) {
                             break;
                         }

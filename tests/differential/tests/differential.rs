@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uncopy_core::stats::Counter;
 use uncopy_differential::drive::{Outcome, Plan, drive};
 use uncopy_differential::program::{Kind, Program};
-use uncopy_differential::trial::{Subject, Trial};
+use uncopy_differential::test_run::{ProgramSource, TestRun};
 use uncopy_differential::{files, generator};
 use uncopy_tests::artifacts::skipped;
 use uncopy_tests::launch::Mode;
@@ -23,17 +23,17 @@ fn operations() -> u64 {
     15_000 * test_size()
 }
 
-fn plan(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
-    plan_with_mates(seed, operations, modes, 0)
+fn run_share(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
+    run_share_with_mates(seed, operations, modes, 0)
 }
 
 /// Runs a share whose streams go to mates, by lanes.
-fn plan_with_mates(seed: u64, operations: u64, modes: &[Mode], mates: usize) -> Outcome {
-    carry_out(&Plan { seed, operations, modes: modes.to_vec(), mates, ..share() })
+fn run_share_with_mates(seed: u64, operations: u64, modes: &[Mode], mates: usize) -> Outcome {
+    run_plan(&Plan { seed, operations, modes: modes.to_vec(), mates, ..base_plan() })
 }
 
 /// Parameters common to all shares.
-fn share() -> Plan {
+fn base_plan() -> Plan {
     Plan {
         seed: 1,
         operations: 0,
@@ -42,7 +42,7 @@ fn share() -> Plan {
         time: Duration::from_secs(150),
         modes: vec![Mode::Always],
         mates: 0,
-        of_files: false,
+        file_programs: false,
         machine: PathBuf::from(MACHINE),
         failures: Path::new(env!("CARGO_TARGET_TMPDIR")).join("differential-failures"),
         shrink_time: Duration::from_secs(30),
@@ -50,9 +50,9 @@ fn share() -> Plan {
     }
 }
 
-fn carry_out(plan: &Plan) -> Outcome {
+fn run_plan(plan: &Plan) -> Outcome {
     let outcome = drive(plan);
-    println!("seeds from {} on\n{}", plan.seed, outcome.sum);
+    println!("seeds from {} on\n{}", plan.seed, outcome.totals);
     assert!(
         outcome.failures.is_empty(),
         "seeds from {} on, {:?}: differences; the programs are in {:?}",
@@ -71,24 +71,24 @@ fn fresh_seed() -> u64 {
 /// Whether files can take part in a log on this file system; prints that the test is skipped if not.
 fn can_log(test: &str) -> bool {
     let scratch = Scratch::on_disk("fit");
-    let is_fit = files::trial::is_fit(scratch.path());
-    if !is_fit {
+    let supports_log = files::test_run::supports_log(scratch.path());
+    if !supports_log {
         eprintln!("skipped: {test}: {} lies on a file system without logs", scratch.path().display());
     }
-    is_fit && !skipped()
+    supports_log && !skipped()
 }
 
 /// Runs a share of programs of files.
-fn share_of_files(seed: u64, operations: u64) -> Outcome {
-    carry_out(&Plan { seed, operations, length: FILE_OPERATIONS, of_files: true, ..share() })
+fn run_file_share(seed: u64, operations: u64) -> Outcome {
+    run_plan(&Plan { seed, operations, length: FILE_OPERATIONS, file_programs: true, ..base_plan() })
 }
 
 #[test]
-fn every_kind_of_operation_comes_up() {
-    let of_memory = (0..40).map(|seed| generator::generate(seed, 1000));
-    let of_files = (0..40).map(|seed| files::generator::generate(seed, 1000));
+fn generators_produce_every_kind_of_operation() {
+    let memory_programs = (0..40).map(|seed| generator::generate(seed, 1000));
+    let file_programs = (0..40).map(|seed| files::generator::generate(seed, 1000));
     let mut seen = [false; Kind::ALL.len()];
-    for operation in of_memory.chain(of_files).flat_map(|program| program.operations) {
+    for operation in memory_programs.chain(file_programs).flat_map(|program| program.operations) {
         seen[operation.kind as usize] = true;
     }
     let missing: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| !seen[*kind as usize]).collect();
@@ -96,8 +96,8 @@ fn every_kind_of_operation_comes_up() {
 }
 
 #[test]
-fn known_programs_make_no_difference() {
-    let sum = plan(1, operations(), &[Mode::Always]).sum;
+fn fixed_seeds_match_the_model() {
+    let totals = run_share(1, operations(), &[Mode::Always]).totals;
     for counter in [
         Counter::ElidedBytes,
         Counter::InputBytes,
@@ -106,71 +106,72 @@ fn known_programs_make_no_difference() {
         Counter::LentBytes,
         Counter::DroppedBytes,
     ] {
-        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
+        assert!(totals.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
     }
 }
 
 #[test]
-fn known_programs_make_no_difference_with_the_default_policy() {
-    plan(1, operations() / 3, &[Mode::Sliced]);
+fn fixed_seeds_match_the_model_under_the_default_policy() {
+    run_share(1, operations() / 3, &[Mode::Sliced]);
 }
 
 #[test]
-fn known_programs_make_no_difference_while_they_are_recorded_and_sampled() {
-    let sum = plan(1, operations() / 6, &[Mode::Recorded]).sum;
+fn fixed_seeds_match_the_model_while_recorded_and_sampled() {
+    let totals = run_share(1, operations() / 6, &[Mode::Recorded]).totals;
     for counter in [Counter::ElidedBytes, Counter::InputBytes, Counter::Faults] {
-        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was sampled");
+        assert!(totals.counter(counter) > 0, "{counter:?} is zero: nothing was sampled");
     }
 }
 
 #[test]
-fn new_programs_make_no_difference() {
-    plan(fresh_seed(), operations() / 3, &[Mode::Always]);
+fn fresh_seeds_match_the_model() {
+    run_share(fresh_seed(), operations() / 3, &[Mode::Always]);
 }
 
 #[test]
-fn programs_whose_streams_are_lanes_make_no_difference() {
-    let sum = plan_with_mates(1, operations() / 3, &[Mode::Always, Mode::Auto], 2).sum;
+fn streams_over_lanes_match_the_model() {
+    let totals = run_share_with_mates(1, operations() / 3, &[Mode::Always, Mode::Auto], 2).totals;
     for counter in [Counter::Lanes, Counter::LaneReceivedBytes, Counter::LaneSentBytes, Counter::ElidedBytes]
     {
-        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
+        assert!(totals.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
     }
 }
 
 #[test]
-fn programs_of_files_make_no_difference_with_a_log() {
+fn file_programs_behave_the_same_with_a_log() {
     if can_log("programs of files") {
-        let sum = share_of_files(1, operations() / 25).sum;
+        let totals = run_file_share(1, operations() / 25).totals;
         for counter in [Counter::LogSyncs, Counter::LogBytes] {
-            assert!(sum.counter(counter) > 0, "{counter:?} is zero: no log took part");
+            assert!(totals.counter(counter) > 0, "{counter:?} is zero: no log took part");
         }
     }
 }
 
 #[test]
-fn new_programs_of_files_make_no_difference_with_a_log() {
+fn file_programs_of_fresh_seeds_behave_the_same_with_a_log() {
     if can_log("new programs of files") {
         // At least eight programs: in one of ten, no file is synced often enough to take part in a log.
-        let sum = share_of_files(fresh_seed(), (operations() / 50).max(8 * FILE_OPERATIONS as u64)).sum;
-        assert!(sum.counter(Counter::LogSyncs) > 0, "no log took part");
+        let totals = run_file_share(fresh_seed(), (operations() / 50).max(8 * FILE_OPERATIONS as u64)).totals;
+        assert!(totals.counter(Counter::LogSyncs) > 0, "no log took part");
     }
 }
 
 #[test]
-fn programs_of_files_that_failed_once_do_not_fail_again() {
+fn corpus_of_file_programs_passes() {
     if !can_log("programs of files that failed once") {
         return;
     }
-    let trial = Trial::new(MACHINE, Mode::Always).of_files(Some(uncopy_differential::files::trial::run));
-    let programs = each_of("corpus-files", |path, program| {
-        let report = trial.run(Subject::Program(program));
+    let test_run =
+        TestRun::new(MACHINE, Mode::Always).with_file_runner(Some(uncopy_differential::files::test_run::run));
+    let programs = for_each_program("corpus-files", |path, program| {
+        let report = test_run.run(ProgramSource::Program(program));
         assert!(report.failure.is_none(), "{}: {:?}", path.display(), report.failure);
     });
     assert!(programs > 0, "corpus-files is empty");
 }
 
 /// Calls `work` for each program of a directory and returns the number of programs.
-fn each_of(directory: &str, mut work: impl FnMut(&Path, &Program)) -> usize {
+fn for_each_program(directory: &str, mut work: impl FnMut(&Path, &Program)) -> usize {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let mut programs = 0;
     for entry in corpus.read_dir().expect("the corpus") {
@@ -184,10 +185,10 @@ fn each_of(directory: &str, mut work: impl FnMut(&Path, &Program)) -> usize {
 }
 
 #[test]
-fn programs_that_failed_once_do_not_fail_again() {
-    let programs = each_of("corpus", |path, program| {
-        for mode in Mode::BOTH {
-            let report = Trial::new(MACHINE, mode).run(Subject::Program(program));
+fn corpus_passes() {
+    let programs = for_each_program("corpus", |path, program| {
+        for mode in Mode::FOR_APPLICATIONS {
+            let report = TestRun::new(MACHINE, mode).run(ProgramSource::Program(program));
             assert!(report.failure.is_none(), "{} ({mode:?}): {:?}", path.display(), report.failure);
         }
     });

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const MAX_KEPT_KIB: u64 = 160 << 10;
 
 /// Starts a program of random operations whose streams go to mates.
-fn start(mates: &Mates, seed: u64, name: &str, may_end: bool, scratch: &Scratch) -> Running {
+fn start(mates: &Mates, seed: u64, name: &str, may_be_killed: bool, scratch: &Scratch) -> Running {
     let command = Command::new(MACHINE).args([
         "execute",
         "--length",
@@ -27,16 +27,20 @@ fn start(mates: &Mates, seed: u64, name: &str, may_end: bool, scratch: &Scratch)
         "--progress",
     ]);
     let command = command.args([scratch.join(&format!("progress-{name}"))]);
-    let may_end: &[&str] = if may_end { &["--mates-may-end", "yes"] } else { &[] };
-    mates.join(command.args(may_end)).mode(Mode::Always).directory(scratch.path()).start(scratch, name)
+    let may_be_killed: &[&str] = if may_be_killed { &["--mates-may-end", "yes"] } else { &[] };
+    mates
+        .add_to_command(command.args(may_be_killed))
+        .mode(Mode::Always)
+        .directory(scratch.path())
+        .start(scratch, name)
 }
 
-fn pause(random: &mut Random, most_ms: usize) {
-    std::thread::sleep(Duration::from_millis(random.below(most_ms) as u64));
+fn pause(random: &mut Random, max_ms: usize) {
+    std::thread::sleep(Duration::from_millis(random.below(max_ms) as u64));
 }
 
 #[test]
-fn a_mate_that_is_killed_changes_no_byte() {
+fn killed_mate_corrupts_no_bytes() {
     let first = seed(1);
     let mut random = Random::new(first);
     for round in 0..rounds(6) as u64 {
@@ -44,7 +48,7 @@ fn a_mate_that_is_killed_changes_no_byte() {
         let mates = Mates::start(Path::new(MACHINE), Mode::Always, 2, &scratch);
         let running = start(&mates, first + round, "run", true, &scratch);
         pause(&mut random, 400);
-        mates.running(0).signal(libc::SIGKILL);
+        mates.process(0).signal(libc::SIGKILL);
         let done = running.finish(LIMIT);
         assert!(done.status.success(), "seed {first}, round {round}: {}", done.text());
         assert_eq!(mates.end(LIMIT), None, "seed {first}, round {round}");
@@ -59,7 +63,7 @@ fn status_kib(pid: u32, name: &str) -> u64 {
 }
 
 #[test]
-fn programs_that_are_killed_leave_nothing_in_their_mate() {
+fn killed_programs_leak_nothing_in_their_mate() {
     let first = seed(1);
     let mut random = Random::new(first);
     let scratch = Scratch::new("killed-runs");
@@ -72,7 +76,7 @@ fn programs_that_are_killed_leave_nothing_in_their_mate() {
     }
     let done = start(&mates, first, "last", false, &scratch).finish(LIMIT);
     assert!(done.status.success(), "seed {first}: {}", done.text());
-    let pid = mates.running(0).pid();
+    let pid = mates.process(0).pid();
     let descriptors = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
     // Threads notice the end of their program only when they are scheduled.
     uncopy_tests::scratch::wait_until("the end of every stream", || {

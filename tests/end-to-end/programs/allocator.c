@@ -1,6 +1,6 @@
 /* A program whose memory comes from an allocator other than libc's: linked with it, preloaded with it, or,
  * with -DOWN_ALLOCATOR, defined here. It receives, copies, resizes, sends and frees, in two threads. */
-#include "plain.h"
+#include "common.h"
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -8,8 +8,8 @@
 #ifdef OWN_ALLOCATOR
 /* The simplest allocator there is: it never takes anything back but the last block. The length stands in
  * front of each block. Its memory is static at first, then mapped. */
-static unsigned char first[64 << 20] __attribute__((aligned(4096)));
-static unsigned char *next_free = first, *end_of_free = first + sizeof first;
+static unsigned char static_memory[64 << 20] __attribute__((aligned(4096)));
+static unsigned char *next_free = static_memory, *end_of_free = static_memory + sizeof static_memory;
 static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
 static long own_calls;
 
@@ -103,7 +103,7 @@ int main(void) {
     for (uint64_t round = 0; round < 6; round++) {
         for (size_t at = 2; at < SIZES; at++) {
             size_t len = sizes[at];
-            unsigned char *copy = copied(len, round);
+            unsigned char *copy = copied_buffer(len, round);
             unsigned char *second = malloc(len + 45);
             memcpy(second, copy, len);
             memmove(second + 45, second, len);

@@ -13,7 +13,7 @@
 #define LEN ((size_t)1 << 20)
 
 /* Memory of malloc that has carried input, so that it is what the library is most interested in. */
-static char *filled(size_t len) {
+static char *received_buffer(size_t len) {
     char *buffer = malloc(len);
     int file = memfd_create("families", 0);
     if (!buffer || ftruncate(file, (off_t)len) || lseek(file, 0, SEEK_SET))
@@ -29,41 +29,41 @@ static char *filled(size_t len) {
     return buffer;
 }
 
-static bool holds(const char *buffer, size_t len) {
+static bool has_expected_bytes(const char *buffer, size_t len) {
     for (size_t at = 0; at < len; at++)
         if (buffer[at] != (at < LEN / 2 ? 3 : 0))
             return false;
     return true;
 }
 
-#define SAY(what) (printf("%s: %d\n", #what, (int)(what)), fflush(stdout))
-#define DID(what) ((what), printf("%s\n", #what), fflush(stdout))
+#define PRINT(what) (printf("%s: %d\n", #what, (int)(what)), fflush(stdout))
+#define CALL(what) ((what), printf("%s\n", #what), fflush(stdout))
 
 #ifdef JEMALLOC
 size_t sallocx(void *, int), xallocx(void *, size_t, size_t, int), nallocx(size_t, int);
 void *mallocx(size_t, int), *rallocx(void *, size_t, int);
 void dallocx(void *, int), sdallocx(void *, size_t, int);
-static void (*const in_a_table[])(void *, size_t, int) = {sdallocx};
+static void (*const function_table[])(void *, size_t, int) = {sdallocx};
 
 static void run(void) {
-    char *block = filled(LEN);
-    SAY(sallocx(block, 0) >= LEN);
-    SAY(xallocx(block, LEN, LEN / 2, 0) >= LEN);
-    SAY(nallocx(LEN, 0) >= LEN);
+    char *block = received_buffer(LEN);
+    PRINT(sallocx(block, 0) >= LEN);
+    PRINT(xallocx(block, LEN, LEN / 2, 0) >= LEN);
+    PRINT(nallocx(LEN, 0) >= LEN);
     block = rallocx(block, 2 * LEN, 0);
-    SAY(block && holds(block, LEN));
-    DID(sdallocx(block, 2 * LEN, 0));
-    block = rallocx(filled(LEN), 2 * LEN, 0x40 | 16); /* MALLOCX_ZERO, aligned to 64 KiB */
-    SAY(holds(block, 2 * LEN) && (size_t)block % 65536 == 0);
-    DID(dallocx(block, 0));
-    DID(dallocx(filled(LEN), 0));
-    DID(in_a_table[0](filled(LEN), LEN, 0));
+    PRINT(block && has_expected_bytes(block, LEN));
+    CALL(sdallocx(block, 2 * LEN, 0));
+    block = rallocx(received_buffer(LEN), 2 * LEN, 0x40 | 16); /* MALLOCX_ZERO, aligned to 64 KiB */
+    PRINT(has_expected_bytes(block, 2 * LEN) && (size_t)block % 65536 == 0);
+    CALL(dallocx(block, 0));
+    CALL(dallocx(received_buffer(LEN), 0));
+    CALL(function_table[0](received_buffer(LEN), LEN, 0));
     void (*found)(void *, int) = (void (*)(void *, int))dlsym(RTLD_DEFAULT, "dallocx");
-    DID(found(filled(LEN), 0));
-    block = rallocx(filled(LEN), LEN / 4, 0);
-    SAY(holds(block, LEN / 4));
-    DID(free(block));
-    DID(free(mallocx(LEN, 0)));
+    CALL(found(received_buffer(LEN), 0));
+    block = rallocx(received_buffer(LEN), LEN / 4, 0);
+    PRINT(has_expected_bytes(block, LEN / 4));
+    CALL(free(block));
+    CALL(free(mallocx(LEN, 0)));
 }
 #elif defined TCMALLOC
 void tc_free(void *), tc_cfree(void *), tc_free_sized(void *, size_t), tc_delete(void *), tc_deletearray_sized(void *, size_t);
@@ -72,45 +72,45 @@ size_t tc_malloc_size(void *), MallocExtension_GetAllocatedSize(const void *);
 int MallocExtension_GetOwnership(const void *);
 
 static void run(void) {
-    char *block = filled(LEN);
-    SAY(tc_malloc_size(block) >= LEN);
-    SAY(MallocExtension_GetAllocatedSize(block) >= LEN);
-    SAY(MallocExtension_GetOwnership(block));
+    char *block = received_buffer(LEN);
+    PRINT(tc_malloc_size(block) >= LEN);
+    PRINT(MallocExtension_GetAllocatedSize(block) >= LEN);
+    PRINT(MallocExtension_GetOwnership(block));
     block = tc_realloc(block, 2 * LEN);
-    SAY(block && holds(block, LEN));
-    DID(tc_free(block));
-    SAY(tc_realloc(filled(LEN), 0) == NULL);
-    DID(tc_free(filled(LEN)));
-    DID(tc_cfree(filled(LEN)));
-    DID(tc_free_sized(filled(LEN), LEN));
-    DID(tc_delete(filled(LEN)));
-    DID(tc_deletearray_sized(filled(LEN), LEN));
-    DID(free(tc_malloc(LEN)));
+    PRINT(block && has_expected_bytes(block, LEN));
+    CALL(tc_free(block));
+    PRINT(tc_realloc(received_buffer(LEN), 0) == NULL);
+    CALL(tc_free(received_buffer(LEN)));
+    CALL(tc_cfree(received_buffer(LEN)));
+    CALL(tc_free_sized(received_buffer(LEN), LEN));
+    CALL(tc_delete(received_buffer(LEN)));
+    CALL(tc_deletearray_sized(received_buffer(LEN), LEN));
+    CALL(free(tc_malloc(LEN)));
 }
 #elif defined MIMALLOC
 #include <mimalloc.h>
 
 static void run(void) {
-    char *block = filled(LEN);
-    SAY(mi_usable_size(block) >= LEN);
-    SAY(mi_is_in_heap_region(block));
-    SAY(mi_expand(block, 64 * LEN) == NULL);
+    char *block = received_buffer(LEN);
+    PRINT(mi_usable_size(block) >= LEN);
+    PRINT(mi_is_in_heap_region(block));
+    PRINT(mi_expand(block, 64 * LEN) == NULL);
     block = mi_realloc(block, 2 * LEN);
-    SAY(holds(block, LEN));
-    DID(mi_free(block));
-    block = mi_rezalloc(filled(LEN), 2 * LEN);
-    SAY(block && holds(block, LEN));
-    DID(mi_free_size(block, 2 * LEN));
-    block = mi_heap_recalloc_aligned(mi_heap_get_default(), filled(LEN), 2, LEN, 4096);
-    SAY(holds(block, LEN) && (size_t)block % 4096 == 0);
-    DID(mi_free_aligned(block, 4096));
-    block = filled(LEN);
-    SAY(mi_reallocarr(&block, 2, LEN));
-    SAY(holds(block, LEN));
-    DID(free(block));
-    SAY(mi_reallocf(filled(LEN), LEN / 2) != NULL);
-    DID(mi_free(filled(LEN)));
-    DID(free(mi_malloc(LEN)));
+    PRINT(has_expected_bytes(block, LEN));
+    CALL(mi_free(block));
+    block = mi_rezalloc(received_buffer(LEN), 2 * LEN);
+    PRINT(block && has_expected_bytes(block, LEN));
+    CALL(mi_free_size(block, 2 * LEN));
+    block = mi_heap_recalloc_aligned(mi_heap_get_default(), received_buffer(LEN), 2, LEN, 4096);
+    PRINT(has_expected_bytes(block, LEN) && (size_t)block % 4096 == 0);
+    CALL(mi_free_aligned(block, 4096));
+    block = received_buffer(LEN);
+    PRINT(mi_reallocarr(&block, 2, LEN));
+    PRINT(has_expected_bytes(block, LEN));
+    CALL(free(block));
+    PRINT(mi_reallocf(received_buffer(LEN), LEN / 2) != NULL);
+    CALL(mi_free(received_buffer(LEN)));
+    CALL(free(mi_malloc(LEN)));
 }
 #else
 static void run(void) {}
@@ -139,36 +139,36 @@ extern void _ZdlPvm(void *, size_t) __attribute__((weak));
 int main(void) {
 #ifdef TAKES_ADDRESSES
     void *(*volatile allocate)(size_t) = malloc;
-    void (*volatile give_back)(void *) = free;
-    give_back(allocate(LEN));
+    void (*volatile release)(void *) = free;
+    release(allocate(LEN));
 #endif
-    SAY(mallocx != NULL);
-    SAY(sdallocx != NULL);
-    SAY(tc_free != NULL);
-    SAY(mi_free != NULL);
-    SAY(cfree != NULL);
-    SAY(dlsym(RTLD_DEFAULT, "sdallocx") != NULL);
-    SAY(dlsym(RTLD_DEFAULT, "tc_realloc") != NULL);
-    SAY(dlsym(RTLD_DEFAULT, "mi_realloc") != NULL);
+    PRINT(mallocx != NULL);
+    PRINT(sdallocx != NULL);
+    PRINT(tc_free != NULL);
+    PRINT(mi_free != NULL);
+    PRINT(cfree != NULL);
+    PRINT(dlsym(RTLD_DEFAULT, "sdallocx") != NULL);
+    PRINT(dlsym(RTLD_DEFAULT, "tc_realloc") != NULL);
+    PRINT(dlsym(RTLD_DEFAULT, "mi_realloc") != NULL);
     run();
 #ifndef OWN_DELETE
     if (_ZdlPvm)
 #endif
-        DID(_ZdlPvm(filled(LEN), LEN));
-    char *block = reallocarray(filled(LEN), 2, LEN);
-    SAY(block && holds(block, LEN));
-    DID(free(block));
+        CALL(_ZdlPvm(received_buffer(LEN), LEN));
+    char *block = reallocarray(received_buffer(LEN), 2, LEN);
+    PRINT(block && has_expected_bytes(block, LEN));
+    CALL(free(block));
     block = aligned_alloc(4096, LEN);
-    SAY((size_t)block % 4096 == 0 && malloc_usable_size(block) >= LEN);
-    DID(free(block));
+    PRINT((size_t)block % 4096 == 0 && malloc_usable_size(block) >= LEN);
+    CALL(free(block));
 #ifndef OTHER /* glibc's own names for glibc's own functions */
-    DID(__libc_free(filled(LEN)));
-    block = __libc_realloc(filled(LEN), 2 * LEN);
-    SAY(block && holds(block, LEN));
-    DID(free(block));
+    CALL(__libc_free(received_buffer(LEN)));
+    block = __libc_realloc(received_buffer(LEN), 2 * LEN);
+    PRINT(block && has_expected_bytes(block, LEN));
+    CALL(free(block));
     void (*sized)(void *, size_t) = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "free_sized");
     if (sized)
-        sized(filled(LEN), LEN);
+        sized(received_buffer(LEN), LEN);
 #endif
     puts("done");
     return 0;

@@ -3,7 +3,7 @@
  * -DEARLY: a library with an IFUNC, a constructor and a destructor that receive, copy and allocate.
  * -DPLUGIN: a library for dlopen, also with RTLD_DEEPBIND, where its calls reach libc past everything preloaded.
  * neither: the program. */
-#include "plain.h"
+#include "common.h"
 #include <dlfcn.h>
 
 #define LEN 300000
@@ -26,8 +26,8 @@ int early_answer(void) __attribute__((ifunc("resolve_answer")));
 
 static unsigned char *kept;
 
-static void work(uint64_t seed) {
-    unsigned char *copy = copied(LEN, seed), *second = malloc(LEN);
+static void receive_copy_send(uint64_t seed) {
+    unsigned char *copy = copied_buffer(LEN, seed), *second = malloc(LEN);
     memcpy(second, copy, LEN);
     memmove(second + 45, second, LEN - 45);
     send_and_check(second + 45, LEN - 45, seed, 0, "sent early or late");
@@ -37,9 +37,9 @@ static void work(uint64_t seed) {
     kept = copy;
 }
 
-__attribute__((constructor(101))) static void begin(void) {
+__attribute__((constructor(101))) static void on_load(void) {
     open_wire();
-    work(1);
+    receive_copy_send(1);
     void *small = malloc(100), *large = calloc(1, LEN);
     expect(small && large, "early memory");
     free(small);
@@ -48,9 +48,9 @@ __attribute__((constructor(101))) static void begin(void) {
     free(large);
 }
 
-__attribute__((destructor(101))) static void end(void) {
+__attribute__((destructor(101))) static void on_unload(void) {
     check(kept, LEN, 1, 0, "kept until after main");
-    work(2);
+    receive_copy_send(2);
     check(kept, LEN, 2, 0, "received after main");
     puts("ended");
 }
@@ -75,7 +75,7 @@ void plugin_overwrite(unsigned char *to, size_t len) { memset(to, 5, len); }
 
 int early_answer(void);
 
-static void with_plugin(const char *path, int flags) {
+static void check_plugin(const char *path, int flags) {
     void *library = dlopen(path, flags);
     if (!library) fail(dlerror(), 0);
     unsigned char *(*copy_in_plugin)(const unsigned char *, size_t);
@@ -83,7 +83,7 @@ static void with_plugin(const char *path, int flags) {
     *(void **)&copy_in_plugin = dlsym(library, "plugin_copy");
     *(void **)&overwrite = dlsym(library, "plugin_overwrite");
     for (int round = 0; round < 3; round++) {
-        unsigned char *view = copied(LEN, 9), *other = malloc(LEN);
+        unsigned char *view = copied_buffer(LEN, 9), *other = malloc(LEN);
         unsigned char *from_plugin = copy_in_plugin(view, LEN);
         check(from_plugin, LEN, 9, 0, "copied by a plugin");
         memcpy(other, from_plugin, LEN);
@@ -101,7 +101,7 @@ static void with_plugin(const char *path, int flags) {
 }
 
 static void at_exit(void) {
-    unsigned char *copy = copied(LEN, 11);
+    unsigned char *copy = copied_buffer(LEN, 11);
     check(copy, LEN, 11, 0, "received at exit");
     free(copy);
 }
@@ -111,9 +111,9 @@ int main(int count, char **arguments) {
     expect(early_answer() == 42, "a function chosen while loading");
     open_wire();
     atexit(at_exit);
-    with_plugin(arguments[1], RTLD_NOW);
-    with_plugin(arguments[1], RTLD_LAZY | RTLD_LOCAL);
-    with_plugin(arguments[1], RTLD_NOW | RTLD_DEEPBIND);
+    check_plugin(arguments[1], RTLD_NOW);
+    check_plugin(arguments[1], RTLD_LAZY | RTLD_LOCAL);
+    check_plugin(arguments[1], RTLD_NOW | RTLD_DEEPBIND);
     puts("done");
     return 0;
 }

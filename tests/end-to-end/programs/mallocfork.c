@@ -1,7 +1,7 @@
 /* Forks while another thread, most of the time inside libc's malloc, runs signal handlers that copy buffers
  * which hold received data. libc takes malloc's locks after the fork handlers have run: the fork waits for
  * that thread. */
-#include "plain.h"
+#include "common.h"
 #include <pthread.h>
 #include <signal.h>
 #include <sys/time.h>
@@ -11,7 +11,7 @@
 enum { LEN = 512 << 10, FORKS = 300, MIN_FORKS = 10, LIMIT_S = 20, COPIES = 2, SEED = 7 };
 
 static unsigned char *received, *copies[COPIES];
-static volatile int ends;
+static volatile int is_over;
 static volatile unsigned long handled;
 
 static void on_alarm(int number) {
@@ -28,7 +28,7 @@ static void *allocate(void *unused) {
     sigemptyset(&alarms);
     sigaddset(&alarms, SIGALRM);
     pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
-    for (size_t len = 24; !ends; len = len % 4000 + 40) {
+    for (size_t len = 24; !is_over; len = len % 4000 + 40) {
         void *volatile one = malloc(len);
         void *volatile other = malloc(5000 - len);
         free(one);
@@ -69,7 +69,7 @@ int main(void) {
         expect(waitpid(child, &status, 0) == child && status == 0, "the child");
     }
     setitimer(ITIMER_REAL, &never, NULL);
-    ends = 1;
+    is_over = 1;
     pthread_join(thread, NULL);
     expect(handled > 100, "too few signals");
     check(received, LEN, SEED, 0, "received");

@@ -36,10 +36,10 @@
     } while (0)
 
 enum call { SEND, SENDTO, SENDMSG, SENDMMSG, WRITE, WRITEV, CALLS };
-enum link { TCP, TCP6, UNIX, SEQUENCED, PIPE, UDP, UNIX_DATAGRAM, LINKS };
+enum transport { TCP, TCP6, UNIX, SEQUENCED, PIPE, UDP, UNIX_DATAGRAM, TRANSPORTS };
 enum change { OVERWRITE, FREE, GROW, READ_INTO, FORK, CHANGES };
 static const char *const call_names[] = {"send", "sendto", "sendmsg", "sendmmsg", "write", "writev"};
-static const char *const link_names[] = {"tcp", "tcp6", "unix", "seqpacket", "pipe", "udp", "datagram"};
+static const char *const transport_names[] = {"tcp", "tcp6", "unix", "seqpacket", "pipe", "udp", "datagram"};
 static const char *const change_names[] = {"overwrite", "free", "grow", "read into", "fork"};
 
 static void fill(unsigned char *to, size_t len, unsigned seed) {
@@ -49,8 +49,8 @@ static void fill(unsigned char *to, size_t len, unsigned seed) {
     }
 }
 
-static int is_datagram(enum link link) {
-    return link == UDP || link == UNIX_DATAGRAM || link == SEQUENCED;
+static int is_datagram(enum transport transport) {
+    return transport == UDP || transport == UNIX_DATAGRAM || transport == SEQUENCED;
 }
 
 static void inet_pair(int family, int type, int ends[2]) {
@@ -82,9 +82,9 @@ static void inet_pair(int family, int type, int ends[2]) {
 }
 
 /* What is written to ends[0] can be read from ends[1]. */
-static void make_link(enum link link, int ends[2]) {
+static void open_transport(enum transport transport, int ends[2]) {
     int swapped[2];
-    switch (link) {
+    switch (transport) {
     case TCP: inet_pair(AF_INET, SOCK_STREAM, ends); break;
     case TCP6: inet_pair(AF_INET6, SOCK_STREAM, ends); break;
     case UDP: inet_pair(AF_INET, SOCK_DGRAM, ends); break;
@@ -187,7 +187,7 @@ static unsigned char *change(enum change how, unsigned char *memory, size_t len)
     }
 }
 
-static void overwritten(enum link link, enum call call, enum change how, size_t len, size_t offset, int ends[2]) {
+static void check_overwrite(enum transport transport, enum call call, enum change how, size_t len, size_t offset, int ends[2]) {
     unsigned char head[77], tail[2] = "\r\n";
     unsigned char *memory = uncopy_alloc(len + offset);
     expect(memory != NULL, "allocation of %zu", len + offset);
@@ -208,33 +208,33 @@ static void overwritten(enum link link, enum call call, enum change how, size_t 
     errno = 77;
     ssize_t sent = send_by(call, ends[0], parts, 3);
     expect(sent > 0 && (size_t)sent <= total && errno == 77, "%s of %zu bytes: %zd", call_names[call], total, sent);
-    expect(!is_datagram(link) || (size_t)sent == total, "a datagram of %zu bytes: %zd", total, sent);
-    unsigned char *left = change(how, memory, len + offset);
+    expect(!is_datagram(transport) || (size_t)sent == total, "a datagram of %zu bytes: %zd", total, sent);
+    unsigned char *remaining = change(how, memory, len + offset);
     read_exactly(ends[1], found, (size_t)sent);
     for (size_t at = 0; at < (size_t)sent; at++)
         expect(found[at] == expected[at], "%s by %s, %s, %zu bytes from %zu: byte %zu of %zd is %#x, not %#x",
-               link_names[link], call_names[call], change_names[how], len, offset, at, sent, found[at], expected[at]);
-    uncopy_free(left);
+               transport_names[transport], call_names[call], change_names[how], len, offset, at, sent, found[at], expected[at]);
+    uncopy_free(remaining);
     free(expected);
     free(found);
 }
 
 static void overwrite(void) {
     static const size_t sizes[] = {1, 1000, 4096, 16384, 65536, 200001, LARGEST};
-    for (enum link link = 0; link < LINKS; link++) {
+    for (enum transport transport = 0; transport < TRANSPORTS; transport++) {
         int ends[2];
-        make_link(link, ends);
+        open_transport(transport, ends);
         for (enum call call = 0; call < CALLS; call++) {
-            if (link == PIPE && call < WRITE)
+            if (transport == PIPE && call < WRITE)
                 continue;
             for (size_t size = 0; size < sizeof sizes / sizeof *sizes; size++) {
-                if (is_datagram(link) && sizes[size] > 60000)
+                if (is_datagram(transport) && sizes[size] > 60000)
                     continue;
                 for (enum change how = 0; how < CHANGES; how++) {
                     size_t offset = how == OVERWRITE ? 100 : how == FREE ? 4095 : 0;
                     if (how == FORK && size % 3 != 1)
                         continue;
-                    overwritten(link, call, how, sizes[size], offset, ends);
+                    check_overwrite(transport, call, how, sizes[size], offset, ends);
                 }
             }
         }
@@ -282,7 +282,7 @@ static void count_signal(int number) {
 }
 
 /* Both sides of a case have descriptors of their own in the same state. */
-static void same(const char *what, const int fds[2], size_t len, int extra, int flags) {
+static void compare_calls(const char *what, const int fds[2], size_t len, int extra, int flags) {
     unsigned char *ordinary = malloc(len + 1), *twin = uncopy_alloc(len + 1);
     expect(ordinary != NULL && twin != NULL, "memory");
     fill(ordinary, len, 7);
@@ -294,14 +294,14 @@ static void same(const char *what, const int fds[2], size_t len, int extra, int 
         hand[0].iov_len = library[0].iov_len = len;
         pipe_signals = 0;
         errno = 0;
-        ssize_t wanted = call_by_hand(call, fds[0], hand, 1 + extra, flags);
-        int wanted_errno = errno, wanted_signals = pipe_signals;
+        ssize_t expected = call_by_hand(call, fds[0], hand, 1 + extra, flags);
+        int expected_errno = errno, expected_signals = pipe_signals;
         pipe_signals = 0;
         errno = 0;
         ssize_t found = call_by_library(call, fds[1], library, 1 + extra, flags);
-        expect(found == wanted && errno == wanted_errno && pipe_signals == wanted_signals,
+        expect(found == expected && errno == expected_errno && pipe_signals == expected_signals,
                "%s by %s: %zd with %d signals, not %zd with errno %d and %d signals", what, call_names[call], found,
-               (int)pipe_signals, wanted, wanted_errno, wanted_signals);
+               (int)pipe_signals, expected, expected_errno, expected_signals);
     }
     free(hand);
     free(library);
@@ -311,49 +311,49 @@ static void same(const char *what, const int fds[2], size_t len, int extra, int 
 
 static void errors(void) {
     signal(SIGPIPE, count_signal);
-    static const enum link links[] = {TCP, UNIX, SEQUENCED, PIPE, UDP, UNIX_DATAGRAM};
+    static const enum transport transports[] = {TCP, UNIX, SEQUENCED, PIPE, UDP, UNIX_DATAGRAM};
     int bad[2] = {-1, -1};
-    same("a descriptor that is none", bad, 65536, 0, 0);
+    compare_calls("a descriptor that is none", bad, 65536, 0, 0);
     int null[2] = {open("/dev/null", O_RDONLY), open("/dev/null", O_RDONLY)};
-    same("a descriptor to read from", null, 65536, 0, 0);
+    compare_calls("a descriptor to read from", null, 65536, 0, 0);
     int files[2] = {open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY)};
-    same("/dev/null", files, 65536, 2, 0);
+    compare_calls("/dev/null", files, 65536, 2, 0);
     int events[2] = {eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK)};
-    same("an event counter", events, 65536, 0, 0);
-    same("an event counter, its size", events, 8, 0, 0);
-    int lone[2] = {socket(AF_INET, SOCK_DGRAM, 0), socket(AF_INET, SOCK_DGRAM, 0)};
-    same("a datagram to nowhere", lone, 30000, 0, 0);
-    int strangers[2] = {socket(AF_INET, SOCK_STREAM, 0), socket(AF_INET, SOCK_STREAM, 0)};
-    same("a stream to nowhere", strangers, 65536, 0, 0);
-    for (size_t at = 0; at < sizeof links / sizeof *links; at++) {
+    compare_calls("an event counter", events, 65536, 0, 0);
+    compare_calls("an event counter, its size", events, 8, 0, 0);
+    int unconnected_datagrams[2] = {socket(AF_INET, SOCK_DGRAM, 0), socket(AF_INET, SOCK_DGRAM, 0)};
+    compare_calls("a datagram to nowhere", unconnected_datagrams, 30000, 0, 0);
+    int unconnected_streams[2] = {socket(AF_INET, SOCK_STREAM, 0), socket(AF_INET, SOCK_STREAM, 0)};
+    compare_calls("a stream to nowhere", unconnected_streams, 65536, 0, 0);
+    for (size_t at = 0; at < sizeof transports / sizeof *transports; at++) {
         static const size_t sizes[] = {0, 5, 30000, 65536};
-        enum link link = links[at];
+        enum transport transport = transports[at];
         int first[2], second[2];
         for (size_t size = 0; size < sizeof sizes / sizeof *sizes; size++) {
-            make_link(link, first);
-            make_link(link, second);
+            open_transport(transport, first);
+            open_transport(transport, second);
             int fds[2] = {first[0], second[0]};
             set_blocking(fds[0], 0);
             set_blocking(fds[1], 0);
             /* Not more: how much a socket takes until it is full depends on how the kernel keeps it. */
             if (sizes[size] <= 5) {
-                same(link_names[link], fds, sizes[size], 2, 0);
-                same("too many parts", fds, sizes[size], 1099, 0);
-                same("a flag that is not known", fds, sizes[size], 0, 0x2000000);
+                compare_calls(transport_names[transport], fds, sizes[size], 2, 0);
+                compare_calls("too many parts", fds, sizes[size], 1099, 0);
+                compare_calls("a flag that is not known", fds, sizes[size], 0, 0x2000000);
             }
             close(first[1]);
             close(second[1]);
-            if (link != UDP) {
-                same("no reader", fds, sizes[size], 1, 0);
-                same("no reader, no signal", fds, sizes[size], 1, MSG_NOSIGNAL);
+            if (transport != UDP) {
+                compare_calls("no reader", fds, sizes[size], 1, 0);
+                compare_calls("no reader, no signal", fds, sizes[size], 1, MSG_NOSIGNAL);
             }
             close(fds[0]);
             close(fds[1]);
         }
     }
     int full[2], also_full[2];
-    make_link(UNIX, full);
-    make_link(UNIX, also_full);
+    open_transport(UNIX, full);
+    open_transport(UNIX, also_full);
     int fds[2] = {full[0], also_full[0]};
     for (int side = 0; side < 2; side++) {
         unsigned char byte = 1;
@@ -362,10 +362,10 @@ static void errors(void) {
     }
     set_blocking(fds[0], 0);
     set_blocking(fds[1], 0);
-    same("a full socket", fds, 65536, 0, 0);
-    same("a full socket, without waiting", fds, 65536, 0, MSG_DONTWAIT);
+    compare_calls("a full socket", fds, 65536, 0, 0);
+    compare_calls("a full socket, without waiting", fds, 65536, 0, MSG_DONTWAIT);
     /* Vectors, headers and parts that cannot be read. */
-    make_link(TCP, full);
+    open_transport(TCP, full);
     unsigned char *twin = uncopy_alloc(65536);
     memset(twin, 1, 65536);
     /* The compiler must not know them. */
@@ -386,7 +386,7 @@ static void errors(void) {
     close(full[0]);
     close(full[1]);
     /* A descriptor sent beside the bytes. */
-    make_link(UNIX, full);
+    open_transport(UNIX, full);
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof(int))];
@@ -462,15 +462,15 @@ static void allocator(void) {
     expect(uncopy_options(&settings) == -1 && errno == EBUSY, "options after the first allocation");
 }
 
-static void *thread(void *argument) {
+static void *send_in_thread(void *argument) {
     unsigned seed = (unsigned)(uintptr_t)argument;
-    for (enum link link = TCP; link <= UDP; link++) {
+    for (enum transport transport = TCP; transport <= UDP; transport++) {
         int ends[2];
-        make_link(link, ends);
+        open_transport(transport, ends);
         for (int round = 0; round < 100; round++) {
             seed = seed * 1103515245u + 12345u;
-            size_t len = (seed >> 8) % (link >= UDP || link == SEQUENCED ? 60000 : 150000) + 1;
-            overwritten(link, WRITEV, (enum change)((seed >> 4) % FORK), len, (seed >> 2) % 5000, ends);
+            size_t len = (seed >> 8) % (transport >= UDP || transport == SEQUENCED ? 60000 : 150000) + 1;
+            check_overwrite(transport, WRITEV, (enum change)((seed >> 4) % FORK), len, (seed >> 2) % 5000, ends);
         }
         close(ends[0]);
         close(ends[1]);
@@ -481,7 +481,7 @@ static void *thread(void *argument) {
 static void threads(void) {
     pthread_t all[4];
     for (uintptr_t at = 0; at < 4; at++)
-        expect(pthread_create(&all[at], NULL, thread, (void *)(at + 1)) == 0, "thread");
+        expect(pthread_create(&all[at], NULL, send_in_thread, (void *)(at + 1)) == 0, "thread");
     for (int at = 0; at < 4; at++)
         expect(pthread_join(all[at], NULL) == 0, "join");
 }
@@ -492,7 +492,7 @@ struct blocked {
     unsigned char *memory;
 };
 
-static void *block(void *argument) {
+static void *send_forever(void *argument) {
     struct blocked *blocked = argument;
     struct iovec part = {blocked->memory, LARGEST};
     for (;;) {
@@ -504,25 +504,25 @@ static void *block(void *argument) {
 
 /* A thread that waits for room can be cancelled. */
 static void cancel(void) {
-    static const enum link links[] = {TCP, UNIX, PIPE};
+    static const enum transport transports[] = {TCP, UNIX, PIPE};
     unsigned char *memory = uncopy_alloc(LARGEST);
     fill(memory, LARGEST, 5);
-    for (size_t at = 0; at < sizeof links / sizeof *links; at++) {
-        for (enum call call = links[at] == PIPE ? WRITE : 0; call < CALLS; call++) {
+    for (size_t at = 0; at < sizeof transports / sizeof *transports; at++) {
+        for (enum call call = transports[at] == PIPE ? WRITE : 0; call < CALLS; call++) {
             int ends[2];
-            make_link(links[at], ends);
+            open_transport(transports[at], ends);
             struct blocked blocked = {ends[0], call, memory};
-            pthread_t waiting;
-            expect(pthread_create(&waiting, NULL, block, &blocked) == 0, "thread");
+            pthread_t sender;
+            expect(pthread_create(&sender, NULL, send_forever, &blocked) == 0, "thread");
             /* Until nothing more fits in. */
-            for (int still = 0, last = -1; still < 5; usleep(2000)) {
+            for (int unchanged = 0, last = -1; unchanged < 5; usleep(2000)) {
                 int queued = 0;
                 expect(ioctl(ends[1], FIONREAD, &queued) == 0, "queued");
-                still = queued == last && queued > 0 ? still + 1 : 0;
+                unchanged = queued == last && queued > 0 ? unchanged + 1 : 0;
                 last = queued;
             }
             void *result;
-            expect(pthread_cancel(waiting) == 0 && pthread_join(waiting, &result) == 0, "cancel");
+            expect(pthread_cancel(sender) == 0 && pthread_join(sender, &result) == 0, "cancel");
             expect(result == PTHREAD_CANCELED, "cancelled in %s", call_names[call]);
             close(ends[0]);
             close(ends[1]);

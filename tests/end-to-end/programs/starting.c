@@ -62,7 +62,7 @@ void odd_free(void *pointer) { __libc_free(pointer); }
 #else
 extern char **environ;
 
-static char *filled(void) {
+static char *received_buffer(void) {
     char *buffer = malloc(1000000);
     int zeroes = open("/dev/zero", O_RDONLY);
     if (read(zeroes, buffer, 1000000) != 1000000)
@@ -73,17 +73,17 @@ static char *filled(void) {
     return buffer;
 }
 
-static int with_plugin(const char *path) {
+static int use_plugin(const char *path) {
     void *plugin = dlopen(path, RTLD_NOW | RTLD_DEEPBIND);
     size_t (*work)(char *, char *) = plugin ? (size_t(*)(char *, char *))dlsym(plugin, "work") : NULL;
     if (!work)
         return 5;
     for (int round = 0; round < 3; round++)
-        printf("%zu\n", work(filled(), filled()));
+        printf("%zu\n", work(received_buffer(), received_buffer()));
     return 0;
 }
 
-static int spawned(int (*spawn)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
+static int run_spawned(int (*spawn)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
                                 char *const[], char *const[]),
                    char **arguments) {
     pid_t child;
@@ -94,31 +94,31 @@ static int spawned(int (*spawn)(pid_t *, const char *, const posix_spawn_file_ac
 }
 
 static int execute(const char *method, char **arguments) {
-#define IS(name) !strcmp(method, #name)
+#define IS_METHOD(name) !strcmp(method, #name)
     const char *file = arguments[0];
-    if (IS(execve))
+    if (IS_METHOD(execve))
         execve(file, arguments, environ);
-    else if (IS(execv))
+    else if (IS_METHOD(execv))
         execv(file, arguments);
-    else if (IS(execvp))
+    else if (IS_METHOD(execvp))
         execvp(file, arguments);
-    else if (IS(execvpe))
+    else if (IS_METHOD(execvpe))
         execvpe(file, arguments, environ);
-    else if (IS(execl))
+    else if (IS_METHOD(execl))
         execl(file, file, arguments[1], "2", "3", "4", "5", "6", (char *)NULL);
-    else if (IS(execlp))
+    else if (IS_METHOD(execlp))
         execlp(file, file, arguments[1], "2", "3", (char *)NULL);
-    else if (IS(execle))
+    else if (IS_METHOD(execle))
         execle(file, file, arguments[1], "2", "3", "4", "5", (char *)NULL, environ);
-    else if (IS(fexecve))
+    else if (IS_METHOD(fexecve))
         fexecve(open(file, O_RDONLY | O_CLOEXEC), arguments, environ);
-    else if (IS(execveat))
+    else if (IS_METHOD(execveat))
         execveat(open("/", O_PATH), file + 1, arguments, environ, 0);
-    else if (IS(empty_execveat))
+    else if (IS_METHOD(empty_execveat))
         execveat(open(file, O_PATH | O_CLOEXEC), "", arguments, environ, AT_EMPTY_PATH);
-    else if (IS(syscall))
+    else if (IS_METHOD(syscall))
         syscall(SYS_execve, file, arguments, environ);
-    else if (IS(vfork)) {
+    else if (IS_METHOD(vfork)) {
         pid_t child = vfork();
         int status = 0;
         if (!child) {
@@ -128,10 +128,10 @@ static int execute(const char *method, char **arguments) {
         if (waitpid(child, &status, 0) != child)
             return 3;
         return WEXITSTATUS(status);
-    } else if (IS(posix_spawn))
-        return spawned(posix_spawn, arguments);
-    else if (IS(posix_spawnp))
-        return spawned(posix_spawnp, arguments);
+    } else if (IS_METHOD(posix_spawn))
+        return run_spawned(posix_spawn, arguments);
+    else if (IS_METHOD(posix_spawnp))
+        return run_spawned(posix_spawnp, arguments);
     perror(method);
     return 3;
 }
@@ -139,13 +139,13 @@ static int execute(const char *method, char **arguments) {
 int main(int count, char **arguments) {
     int at_start = errno;
     struct mallinfo2 heap = mallinfo2();
-    const char *left = dlerror();
+    const char *dl_error = dlerror();
     setlocale(LC_ALL, "");
     if (count > 2 && !strcmp(arguments[1], "plugin"))
-        return with_plugin(arguments[2]);
+        return use_plugin(arguments[2]);
     if (count > 2)
         return execute(arguments[1], arguments + 2);
-    printf("errno %d, dlerror %s\n", at_start, left ? left : "none");
+    printf("errno %d, dlerror %s\n", at_start, dl_error ? dl_error : "none");
     if (count > 1)
         printf("heap of %zu with %zu free in %zu parts\n", heap.arena, heap.fordblks + heap.fsmblks, heap.ordblks + heap.smblks);
     for (size_t len = 100; len < 10000000; len *= 10) {

@@ -18,33 +18,33 @@ for _ in range(3000):
     os.fdatasync(file)
 reader, writer = os.pipe()
 large = bytearray(200000)
-def whole(length, receive):
+def receive_all(length, receive):
     while length > 0:
         length -= receive(length)
-def both(one, other):
+def exchange(one, other):
     fd = other.fileno()
     for length in (1, 100, 100000):
         data = memoryview(large)[:length]
         one.sendall(data)
         assert len(other.recv(length, socket.MSG_WAITALL)) == length
         os.write(one.fileno(), data)
-        whole(length, lambda left: len(os.read(fd, left)))
+        receive_all(length, lambda left: len(os.read(fd, left)))
         assert one.sendmsg([data[: length // 2], data[length // 2 :]]) == length
-        whole(length, lambda left: len(other.recvmsg(left, 100)[0]))
+        receive_all(length, lambda left: len(other.recvmsg(left, 100)[0]))
         os.writev(one.fileno(), [data])
-        whole(length, lambda left: os.readv(fd, [bytearray(left)]))
-both(near, far), both(client, server), both(server, client)
+        receive_all(length, lambda left: os.readv(fd, [bytearray(left)]))
+exchange(near, far), exchange(client, server), exchange(server, client)
 BPF = lambda code, jt, jf, k: struct.pack("=HBBI", code, jt, jf, k)
 checks = [int(number) for number in sys.argv[2:]]
 program = BPF(0x20, 0, 0, 0)
 for at, number in enumerate(checks):
     program += BPF(0x15, len(checks) - at, 0, number)
 program += BPF(0x06, 0, 0, 0x7FFF0000) + BPF(0x06, 0, 0, 0x80000000)
-room = ctypes.create_string_buffer(program)
-prog = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(room)))
+program_buffer = ctypes.create_string_buffer(program)
+prog = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(program_buffer)))
 assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
 assert libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(prog), 0, 0) == 0
-both(near, far), both(client, server), both(server, client)
+exchange(near, far), exchange(client, server), exchange(server, client)
 class Vector(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("len", ctypes.c_size_t)]
 class Message(ctypes.Structure):
@@ -68,8 +68,8 @@ for at in (near, far, server, client, listener):
     at.close()
 # As large as blocks are, copied and freed.
 for length in (1000, 100000, 5000000):
-    some = bytes(length)
-    other = bytearray(some)
-    del some, other
+    block = bytes(length)
+    other = bytearray(block)
+    del block, other
 print("done", flush=True)
 os._exit(0)

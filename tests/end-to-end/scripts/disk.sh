@@ -1,29 +1,29 @@
-# What scripts of programs with a log share; they source it, with room (a directory in memory) set, in a mount namespace of their own.
+# What scripts of programs with a log share; they source it, with scratch_dir (a directory in memory) set, in a mount namespace of their own.
 # A device that is there, and how it is mounted, instead of a file.
-disk=${UNCOPY_TEST_DISK:-$room/disk} place=$room/place options=${UNCOPY_TEST_MOUNT:-loop}
+disk=${UNCOPY_TEST_DISK:-$scratch_dir/disk} mount_point=$scratch_dir/place options=${UNCOPY_TEST_MOUNT:-loop}
 
 # A file system of its own: new_disk SIZE MKFS. Its loop device goes with the mount, however that ends.
 new_disk() {
-    mkdir -p "$place"
+    mkdir -p "$mount_point"
     [ -b "$disk" ] || truncate -s "$1" "$disk"
     # shellcheck disable=SC2086 # the command has its arguments with it
-    $2 "$disk" >"$room/mkfs" 2>&1
-    mount -o "$options" "$disk" "$place"
+    $2 "$disk" >"$scratch_dir/mkfs" 2>&1
+    mount -o "$options" "$disk" "$mount_point"
     trap drop_disk EXIT
 }
 
 drop_disk() {
-    umount -l "$place" 2>/dev/null || true
+    umount -l "$mount_point" 2>/dev/null || true
 }
 
 # The processes that keep this directory's logs.
 keepers() {
-    grep -lsaP "\0log\0keep\0\Q$place/log\E\0" /proc/[0-9]*/cmdline | cut -d / -f 3 || true
+    grep -lsaP "\0log\0keep\0\Q$mount_point/log\E\0" /proc/[0-9]*/cmdline | cut -d / -f 3 || true
 }
 no_keeper() { [ -z "$(keepers)" ]; }
 
 # Says what has gone wrong; who sources this may know more.
-give_up() {
+fail() {
     echo "$*" >&2
     exit 1
 }
@@ -34,28 +34,28 @@ wait_for() {
         if "$@"; then return 0; fi
         sleep 0.05
     done
-    [[ ! -f $room/mount ]] || cat "$room/mount" >&2
-    give_up "waited too long for: $*"
+    [[ ! -f $scratch_dir/mount ]] || cat "$scratch_dir/mount" >&2
+    fail "waited too long for: $*"
 }
 
 # What has reached the device by now: two copies that are the same, since the kernel goes on writing. Whoever writes was stopped.
 copy_disk() {
     local turn
     for turn in $(seq 50); do
-        cp --sparse=always "$disk" "$room/copy"
-        if cmp -s "$disk" "$room/copy"; then return 0; fi
+        cp --sparse=always "$disk" "$scratch_dir/copy"
+        if cmp -s "$disk" "$scratch_dir/copy"; then return 0; fi
     done
-    give_up "the disk does not come to rest"
+    fail "the disk does not come to rest"
 }
 
-mount_disk() { mount -o loop "$disk" "$place" 2>"$room/mount"; }
+mount_disk() { mount -o loop "$disk" "$mount_point" 2>"$scratch_dir/mount"; }
 
 # The power is back: the copy is the disk, and this is another start of the kernel. Whoever had files open was killed.
-start_again() {
-    umount -l "$place"
-    mv "$room/copy" "$disk"
+reboot_disk() {
+    umount -l "$mount_point"
+    mv "$scratch_dir/copy" "$disk"
     # XFS and btrfs refuse a copy as long as those who were killed hold the original.
     wait_for mount_disk
-    cat /proc/sys/kernel/random/uuid >"$room/boot"
-    grep -q " /proc/sys/kernel/random/boot_id " /proc/self/mountinfo || mount --bind "$room/boot" /proc/sys/kernel/random/boot_id
+    cat /proc/sys/kernel/random/uuid >"$scratch_dir/boot"
+    grep -q " /proc/sys/kernel/random/boot_id " /proc/self/mountinfo || mount --bind "$scratch_dir/boot" /proc/sys/kernel/random/boot_id
 }

@@ -3,8 +3,8 @@
 # as it is. Lines that begin with RESULT are looked at outside.
 set -eu
 uncopy=$1
-room=/run/room
-mkdir -p "$room/files" && cd "$room"
+scratch_dir=/run/room
+mkdir -p "$scratch_dir/files" && cd "$scratch_dir"
 # The kernel does not find its modules by itself here.
 modprobe -a tls gcm ctr ghash_generic aes_generic
 "$uncopy" doctor -- nginx | grep '^TLS' | sed 's/^/RESULT doctor says: /'
@@ -12,7 +12,7 @@ for size in 1000 70000 1500000 9000000; do head -c "$size" /dev/urandom >"files/
 openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out certificate.pem 2>/dev/null
 # Sent by SSL_sendfile on one port, read and sent by SSL_write on the other.
 cat >nginx.conf <<CONF
-daemon off; master_process off; user root; pid $room/pid; error_log stderr;
+daemon off; master_process off; user root; pid $scratch_dir/pid; error_log stderr;
 events { }
 http {
     access_log off;
@@ -22,9 +22,9 @@ http {
     server { listen 127.0.0.1:7444 ssl; root files; sendfile off; }
 }
 CONF
-encrypted() { awk '$1 == "TlsTxSw" { print $2 }' /proc/net/tls_stat; }
-before=$(encrypted)
-"$uncopy" run --policy always --min-size 4K --stats "$room/stats" -- nginx -p "$room" -c "$room/nginx.conf" 2>nginx.log &
+encrypted_connections() { awk '$1 == "TlsTxSw" { print $2 }' /proc/net/tls_stat; }
+before=$(encrypted_connections)
+"$uncopy" run --policy always --min-size 4K --stats "$scratch_dir/stats" -- nginx -p "$scratch_dir" -c "$scratch_dir/nginx.conf" 2>nginx.log &
 server=$!
 for attempt in $(seq 300); do
     curl -sk --max-time 5 -o /dev/null https://127.0.0.1:7443/1000 && break
@@ -37,5 +37,5 @@ for port in 7443 7444; do
 done
 kill -QUIT "$server"
 wait "$server" || true
-(($(encrypted) > before)) || { cat /proc/net/tls_stat nginx.log && echo "RESULT ktls: no connection was encrypted by the kernel" && exit 1; }
-echo "RESULT ktls: $(($(encrypted) - before)) connections encrypted by the kernel, all files as they are; $(grep -o '"copied_bytes": *[0-9]*\|"elided_bytes": *[0-9]*' "$room/stats" | tr '\n' ' ')"
+(($(encrypted_connections) > before)) || { cat /proc/net/tls_stat nginx.log && echo "RESULT ktls: no connection was encrypted by the kernel" && exit 1; }
+echo "RESULT ktls: $(($(encrypted_connections) - before)) connections encrypted by the kernel, all files as they are; $(grep -o '"copied_bytes": *[0-9]*\|"elided_bytes": *[0-9]*' "$scratch_dir/stats" | tr '\n' ' ')"

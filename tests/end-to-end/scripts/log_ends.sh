@@ -1,32 +1,32 @@
 #!/bin/bash
-# A program with a log ends, and its file system is unmounted at once: log_ends.sh UNCOPY SCRIPT ROOM WHAT
+# A program with a log ends, and its file system is unmounted at once: log_ends.sh UNCOPY SCRIPT SCRATCH_DIR WHAT
 #   WHAT   exits (by itself: nothing is waited for) | killed (uncopy log wait does)
 set -eu
-uncopy=$1 script=$2 room=$3 what=$4 journal=$3/journal
+uncopy=$1 script=$2 scratch_dir=$3 what=$4 journal=$3/journal
 # shellcheck source=disk.sh
 source "$(dirname "${BASH_SOURCE[0]}")/disk.sh"
 new_disk 700M "mkfs.ext4 -q -F"
-mkdir -m 700 "$place/log"
-mkfifo "$room/input"
-exec 9<>"$room/input"
+mkdir -m 700 "$mount_point/log"
+mkfifo "$scratch_dir/input"
+exec 9<>"$scratch_dir/input"
 pause=
 [ "$what" = exits ] || pause=pause
 # shellcheck disable=SC2086 # no word, where it is empty
-"$uncopy" run --log "$place/log" --log-size 16777216 --policy always --stats "$room/stats" -- \
-    python3 "$script" work "$place/file" "$journal" 200 $pause <"$room/input" 9>&- &
+"$uncopy" run --log "$mount_point/log" --log-size 16777216 --policy always --stats "$scratch_dir/stats" -- \
+    python3 "$script" work "$mount_point/file" "$journal" 200 $pause <"$scratch_dir/input" 9>&- &
 program=$!
 if [ "$what" = killed ]; then
-    waits() { grep -q ^waits "$journal" 2>/dev/null; }
-    wait_for waits
-    "$uncopy" log wait --timeout 0 "$place/log" 2>"$room/early" && give_up "a program that runs was not waited for"
-    grep -q "in use still" "$room/early" || give_up "$(cat "$room/early")"
+    journal_has_waits() { grep -q ^waits "$journal" 2>/dev/null; }
+    wait_for journal_has_waits
+    "$uncopy" log wait --timeout 0 "$mount_point/log" 2>"$scratch_dir/early" && fail "a program that runs was not waited for"
+    grep -q "in use still" "$scratch_dir/early" || fail "$(cat "$scratch_dir/early")"
     kill -9 "$program"
     wait "$program" 2>/dev/null || true
-    "$uncopy" log wait --timeout 60 "$place/log"
+    "$uncopy" log wait --timeout 60 "$mount_point/log"
 else
     wait "$program"
-    grep -q '"log_syncs": *[1-9]' "$room/stats" || give_up "no log took part: $(cat "$room/stats")"
+    grep -q '"log_syncs": *[1-9]' "$scratch_dir/stats" || fail "no log took part: $(cat "$scratch_dir/stats")"
 fi
-umount "$place"
-mount -o "$options" "$disk" "$place"
-python3 "$script" check "$place/file" "$journal"
+umount "$mount_point"
+mount -o "$options" "$disk" "$mount_point"
+python3 "$script" check "$mount_point/file" "$journal"

@@ -36,7 +36,7 @@ CHANGES = {
 }
 
 
-def shared_with_the_keeper(log):
+def keeper_resources(log):
     """Links with a keeper, logs, and memory that a keeper writes, of this process."""
     found = []
     # Of a process that has changed its user /proc tells only root, unless it says so (PR_SET_DUMPABLE).
@@ -50,13 +50,13 @@ def shared_with_the_keeper(log):
         if target.startswith(f"{log}/"):
             found.append(target)
         if target.startswith("socket:"):
-            link = socket.socket(fileno=int(name))
+            connection = socket.socket(fileno=int(name))
             try:
-                peer = link.getpeername()
+                peer = connection.getpeername()
             except OSError:
                 continue
             finally:
-                link.detach()
+                connection.detach()
             if isinstance(peer, str) and "/log-" in peer:
                 found.append(peer)
     with open("/proc/self/maps") as maps:
@@ -77,7 +77,7 @@ def is_marked(path):
         return False
 
 
-def comes_to_take_part(file, path, number=0):
+def wait_until_logged(file, path, number=0):
     """Syncs until the log answers: then the file has a mark."""
     end = time.monotonic() + 60
     while not is_marked(path):
@@ -89,43 +89,43 @@ def comes_to_take_part(file, path, number=0):
     return number + 1
 
 
-def changes_with_a_log(name, directory, log):
+def check_changes_with_log(name, directory, log):
     """A process with a log of its own, which changes: its files are plain from then on, and have everything."""
     path = f"{directory}/{name.replace(' ', '-')}"
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    count = comes_to_take_part(file, path)
-    assert len(shared_with_the_keeper(log)) >= 3, f"{name}: before: {shared_with_the_keeper(log)}"
+    count = wait_until_logged(file, path)
+    assert len(keeper_resources(log)) >= 3, f"{name}: before: {keeper_resources(log)}"
     # Another thread writes and syncs meanwhile.
     is_over, done = threading.Event(), []
 
-    def go_on():
+    def write_until_over():
         number = count
         while not is_over.is_set():
             write_and_sync(file, number)
             number += 1
         done.append(number)
 
-    thread = threading.Thread(target=go_on)
+    thread = threading.Thread(target=write_until_over)
     thread.start()
     assert CHANGES[name]() in (0, -1)
-    assert not shared_with_the_keeper(log), f"{name}: after: {shared_with_the_keeper(log)}"
+    assert not keeper_resources(log), f"{name}: after: {keeper_resources(log)}"
     is_over.set()
     thread.join()
     assert not is_marked(file), f"{name}: still marked"
     write_and_sync(file, done[0])
-    wanted = b"".join(b"%07d\n" % number for number in range(done[0] + 1))
-    assert os.pread(file, len(wanted) + 1, 0) == wanted, name
+    expected = b"".join(b"%07d\n" % number for number in range(done[0] + 1))
+    assert os.pread(file, len(expected) + 1, 0) == expected, name
 
 
-def changes_as_a_child(name, log):
+def check_changes_in_child(name, log):
     """A forked child has a link, and memory, of its own; it keeps neither."""
-    before = shared_with_the_keeper(log)
+    before = keeper_resources(log)
     assert len(before) >= 2 and not any(one.startswith(log) for one in before), f"{name}: {before}"
     assert CHANGES[name]() in (0, -1)
-    assert not shared_with_the_keeper(log), f"{name}: {shared_with_the_keeper(log)}"
+    assert not keeper_resources(log), f"{name}: {keeper_resources(log)}"
 
 
-def forked(what, *arguments):
+def run_in_child(what, *arguments):
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -142,28 +142,28 @@ class Peer:
     """A forged one: it says what it likes."""
 
     def __init__(self, path):
-        self.link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.link.connect(path)
-        self.link.settimeout(60)
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.connect(path)
+        self.connection.settimeout(60)
 
-    def say(self, *words, fds=()):
+    def send(self, *words, fds=()):
         control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self.link.sendmsg([struct.pack(f"<{len(words)}Q", *words)], control)
+        self.connection.sendmsg([struct.pack(f"<{len(words)}Q", *words)], control)
 
-    def hear(self):
-        data, fds, _, _ = socket.recv_fds(self.link, 256, 4)
+    def receive(self):
+        data, fds, _, _ = socket.recv_fds(self.connection, 256, 4)
         return struct.unpack(f"<{len(data) // 8}Q", data), fds
 
-    def ask(self, *words, fds=()):
-        self.say(*words, fds=fds)
-        return self.hear()[0]
+    def request(self, *words, fds=()):
+        self.send(*words, fds=fds)
+        return self.receive()[0]
 
-    def get_log(self):
+    def obtain_log(self):
         while True:
-            self.say(HELLO, PROTOCOL)
-            words, self.state = self.hear()
+            self.send(HELLO, PROTOCOL)
+            words, self.state = self.receive()
             if words[0] == WELCOME:
-                words, self.log = self.hear()
+                words, self.log = self.receive()
                 assert words == (LOG,), words
                 return self
             assert words == (NOT_NOW, 0), words
@@ -171,47 +171,47 @@ class Peer:
 
     def is_ended(self):
         try:
-            return self.link.recv(256) == b""
+            return self.connection.recv(256) == b""
         except ConnectionResetError:
             return True
 
 
-def forge(path, directory, keeper):
+def check_forged_peers(path, directory, keeper):
     target = f"{directory}/passwd"
     with open(target, "w") as file:
         file.write("root:x:0:0:root:/root:/bin/bash\n")
     descriptors = lambda: len(os.listdir(f"/proc/{keeper}/fd"))
 
-    def reading():
-        peer = Peer(path).get_log()
-        for flags, wanted in ((os.O_RDONLY, errno.EBADF), (os.O_PATH, errno.EBADF)):
+    def read_only_descriptors():
+        peer = Peer(path).obtain_log()
+        for flags, expected in ((os.O_RDONLY, errno.EBADF), (os.O_PATH, errno.EBADF)):
             fd = os.open(target, flags)
-            answer = peer.ask(ADOPT, 0, fds=[fd])
-            assert answer == (REFUSED, wanted), answer
+            answer = peer.request(ADOPT, 0, fds=[fd])
+            assert answer == (REFUSED, expected), answer
             os.close(fd)
         os.mkfifo(f"{directory}/fifo")
         for other in (f"{directory}/fifo", "/dev/null"):
             fd = os.open(other, os.O_RDWR)
-            answer = peer.ask(ADOPT, 0, fds=[fd])
+            answer = peer.request(ADOPT, 0, fds=[fd])
             assert answer[0] == REFUSED, answer
             os.close(fd)
         assert not is_marked(target)
         # And it goes on: one that can write may have it.
         fd = os.open(target, os.O_WRONLY)
-        answer = peer.ask(ADOPT, 0, fds=[fd])
+        answer = peer.request(ADOPT, 0, fds=[fd])
         assert answer == (ADOPTED, 0), answer
         assert is_marked(target)
-        answer = peer.ask(DROP, 0, 1)
+        answer = peer.request(DROP, 0, 1)
         assert answer[0] == 11 and answer[1] == 0, answer
         assert not is_marked(target)
 
     def changed_later():
         # The link was made by root, and has a log; the messages that follow are another user's.
-        peer = Peer(path).get_log()
+        peer = Peer(path).obtain_log()
         writable = os.open(target, os.O_RDWR)
         libc.setgid(NOBODY)
         libc.setuid(NOBODY)
-        answer = peer.ask(ADOPT, 0, fds=[writable])
+        answer = peer.request(ADOPT, 0, fds=[writable])
         assert answer == (REFUSED, errno.EPERM), answer
         assert peer.is_ended()
         assert not is_marked(writable)
@@ -219,7 +219,7 @@ def forge(path, directory, keeper):
     def changed_before():
         peer = Peer(path)
         libc.setuid(NOBODY)
-        answer = peer.ask(HELLO, PROTOCOL)
+        answer = peer.request(HELLO, PROTOCOL)
         assert answer == (NOT_NOW, errno.EPERM), answer
         assert peer.is_ended()
 
@@ -227,43 +227,43 @@ def forge(path, directory, keeper):
         before = descriptors()
         for count in (2, 3, 50):
             peer = Peer(path)
-            answer = peer.ask(HELLO, PROTOCOL, fds=[0] * count)
+            answer = peer.request(HELLO, PROTOCOL, fds=[0] * count)
             assert answer == (NOT_NOW, errno.EPROTO), answer
             assert peer.is_ended()
-            peer.link.close()
-        peer = Peer(path).get_log()
-        answer = peer.ask(ADOPT, 0, fds=[os.open(target, os.O_RDWR)] * 2)
+            peer.connection.close()
+        peer = Peer(path).obtain_log()
+        answer = peer.request(ADOPT, 0, fds=[os.open(target, os.O_RDWR)] * 2)
         assert answer == (REFUSED, errno.EPROTO), answer
         assert peer.is_ended()
         assert not is_marked(target)
-        peer.link.close()
+        peer.connection.close()
         end = time.monotonic() + 60
         # Those of the next log come and go.
         while descriptors() > before:
             assert time.monotonic() < end, f"descriptors of the keeper: {before} before, {descriptors()} after"
             time.sleep(0.05)
 
-    for what in (reading, changed_later, changed_before, several_descriptors):
-        forked(what)
+    for what in (read_only_descriptors, changed_later, changed_before, several_descriptors):
+        run_in_child(what)
     with open(target) as file:
         assert file.read() == "root:x:0:0:root:/root:/bin/bash\n"
     print("checked forged peers")
 
 
-def begin(directory, log):
+def check_changes(directory, log):
     for name in CHANGES:
-        forked(changes_with_a_log, name, directory, log)
+        run_in_child(check_changes_with_log, name, directory, log)
     # With a log and a file of its own, which its children have too.
     path = f"{directory}/parent"
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    count = comes_to_take_part(file, path)
+    count = wait_until_logged(file, path)
     for name in CHANGES:
-        forked(changes_as_a_child, name, log)
+        run_in_child(check_changes_in_child, name, log)
     write_and_sync(file, count)
     print("checked changes", flush=True)
 
 
 if sys.argv[1] == "begin":
-    begin(*sys.argv[2:])
+    check_changes(*sys.argv[2:])
 else:
-    forge(*sys.argv[2:])
+    check_forged_peers(*sys.argv[2:])

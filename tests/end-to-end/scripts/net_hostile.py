@@ -21,21 +21,21 @@ ADDRESS = (0, 0xFFFF_0000_0000 | 0x0A4D_0002, 1 << 16)
 SILENT = (0, 0xFFFF_0000_0000 | 0x0A4D_004D, 1 << 16 | 9)
 
 
-def words(*values):
+def encode(*values):
     return struct.pack(f"<{len(values)}Q", *values)
 
 
-def link():
+def connect():
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.connect(control)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, LIMIT)
     return made
 
 
-def answer(asked):
+def receive_answer(connection):
     """The words of an answer; none: the link has ended."""
     try:
-        message, descriptors, _, _ = socket.recv_fds(asked, 256, 4)
+        message, descriptors, _, _ = socket.recv_fds(connection, 256, 4)
     except ConnectionResetError:
         return ()
     for descriptor in descriptors:
@@ -43,14 +43,14 @@ def answer(asked):
     return struct.unpack(f"<{len(message) // 8}Q", message)
 
 
-def ask(asked, *question):
-    asked.send(words(version, *question))
-    return answer(asked)
+def request(connection, *question):
+    connection.send(encode(version, *question))
+    return receive_answer(connection)
 
 
-def is_answered():
-    with link() as asked:
-        return ask(asked, HELLO)[1] == SERVICE
+def service_answers():
+    with connect() as connection:
+        return request(connection, HELLO)[1] == SERVICE
 
 
 def descriptors():
@@ -59,47 +59,47 @@ def descriptors():
     return sum(len(os.listdir(f"{tasks}/{task}/fd")) for task in os.listdir(tasks))
 
 
-def settles_at(most):
+def wait_until_at_most(maximum):
     """Waits until the service has no more descriptors than it had: it closes what has ended in its own time."""
     for _ in range(20_000):
-        if (now := descriptors()) <= most:
+        if (now := descriptors()) <= maximum:
             return
         select.select([], [], [], 0.001)
-    raise AssertionError(f"{now} descriptors, not {most}")
+    raise AssertionError(f"{now} descriptors, not {maximum}")
 
 
 def several_descriptors():
     before = descriptors()
     for count in (2, 3, 200):
         for _ in range(50):
-            with link() as asked:
-                socket.send_fds(asked, [words(version, HELLO)], [0] * count)
-                assert answer(asked) == (), "it was answered"
+            with connect() as connection:
+                socket.send_fds(connection, [encode(version, HELLO)], [0] * count)
+                assert receive_answer(connection) == (), "it was answered"
     for _ in range(50):
-        with link() as asked:
+        with connect() as connection:
             # Of which nothing takes one.
-            socket.send_fds(asked, [words(version, HELLO)], [0])
-            assert answer(asked)[1] == SERVICE
-            socket.send_fds(asked, [words(version, 77)], [0])
-            assert answer(asked) == ()
-    settles_at(before)
+            socket.send_fds(connection, [encode(version, HELLO)], [0])
+            assert receive_answer(connection)[1] == SERVICE
+            socket.send_fds(connection, [encode(version, 77)], [0])
+            assert receive_answer(connection) == ()
+    wait_until_at_most(before)
 
 
 def garbage():
     before = descriptors()
     for message in (
-        b"x", b"\0" * 8, os.urandom(128), os.urandom(4096), words(version), words(version, 77), words(version, CONNECT),
-        words(version, BIND, 0, *ADDRESS)[:-8], words(version, HELLO) + b"x", words(version ^ 1, HELLO),
+        b"x", b"\0" * 8, os.urandom(128), os.urandom(4096), encode(version), encode(version, 77), encode(version, CONNECT),
+        encode(version, BIND, 0, *ADDRESS)[:-8], encode(version, HELLO) + b"x", encode(version ^ 1, HELLO),
     ):
-        with link() as asked:
-            asked.send(message)
-            assert answer(asked) == (), message
+        with connect() as connection:
+            connection.send(message)
+            assert receive_answer(connection) == (), message
     for question in ((SET, 0, 0), (INFO, 0xFFFF_FFFF_FFFF_FFFF), (KEEP, 5), (TAKE, 5, 5), (UNLISTEN, 5, *ADDRESS),
                      (LISTEN, 5, 0, *ADDRESS), (CONNECT, 0, *ADDRESS, *ADDRESS)):
-        with link() as asked:
-            assert ask(asked, *question)[1] == FAILED, question
-    assert is_answered()
-    settles_at(before)
+        with connect() as connection:
+            assert request(connection, *question)[1] == FAILED, question
+    assert service_answers()
+    wait_until_at_most(before)
 
 
 def deaths():
@@ -109,72 +109,72 @@ def deaths():
         for given in (0, 1):
             for _ in range(20):
                 near, far = socket.socketpair()
-                with link() as asked, near, far:
-                    socket.send_fds(asked, [words(version, *question)], [far.fileno()] * given)
-    link().close()
-    settles_at(before)
+                with connect() as connection, near, far:
+                    socket.send_fds(connection, [encode(version, *question)], [far.fileno()] * given)
+    connect().close()
+    wait_until_at_most(before)
     # What is asked, and never read.
-    with link() as asked:
-        asked.setblocking(False)
+    with connect() as connection:
+        connection.setblocking(False)
         try:
             while True:
-                asked.send(words(version, LIST))
-                if select.select([], [asked], [], 1)[1] == []:
+                connection.send(encode(version, LIST))
+                if select.select([], [connection], [], 1)[1] == []:
                     break
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             pass
-    assert is_answered()
+    assert service_answers()
 
 
-def lent():
+def connections_over_a_connection():
     """More links over one link than anybody needs."""
-    with link() as kept:
-        held = []
+    with connect() as control_connection:
+        connections = []
         for _ in range(1500):
-            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            socket.send_fds(kept, [words(version, LINK)], [theirs.fileno()])
-            theirs.close()
-            held.append(own)
-        last = held[-1]
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            socket.send_fds(control_connection, [encode(version, LINK)], [far.fileno()])
+            far.close()
+            connections.append(near)
+        last = connections[-1]
         last.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, LIMIT)
-        assert ask(last, HELLO)[1] == SERVICE
-        assert is_answered()
+        assert request(last, HELLO)[1] == SERVICE
+        assert service_answers()
         poll = select.poll()
-        for own in held:
-            poll.register(own, select.POLLIN)
+        for near in connections:
+            poll.register(near, select.POLLIN)
         ended = len(poll.poll(0))
         assert ended > 1000, f"only {ended} have ended"
 
 
 def exhausted():
     """A service without descriptors refuses, and does not leave links waiting."""
-    assert is_answered()
+    assert service_answers()
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     # A few of the lowest numbers are left: some that the service uses lie far above.
-    most = next(number for number in itertools.count() if number not in used) + 9
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
-    held, refused = [], 0
+    maximum = next(number for number in itertools.count() if number not in used) + 9
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (maximum, before[1]))
+    connections, refused = [], 0
     for _ in range(300):
-        asked = link()
+        connection = connect()
         try:
-            found = ask(asked, HELLO)
+            found = request(connection, HELLO)
         except (BrokenPipeError, ConnectionResetError):
             found = ()
-        held.append(asked)
+        connections.append(connection)
         refused += found == ()
     assert 0 < refused < 300, refused
-    for asked in held:
-        asked.close()
+    for connection in connections:
+        connection.close()
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    assert is_answered()
+    assert service_answers()
 
 
 def another_user():
     """A program that has become another user's has the link that it had, and not what is others'."""
-    asked = link()
-    listener = link()
-    address, given = ask(listener, BIND, 9, *ADDRESS), (KEEP, TAKE, UNLISTEN)
+    connection = connect()
+    listener = connect()
+    address, given = request(listener, BIND, 9, *ADDRESS), (KEEP, TAKE, UNLISTEN)
     assert address[1] == 3, address
     questions = ((KEEP, 0), (TAKE, 0, 1), (UNLISTEN, 9, *address[2:]))
     assert [question[0] for question in questions] == list(given)
@@ -182,15 +182,15 @@ def another_user():
     if child == 0:
         os.setgid(65534)
         os.setuid(65534)
-        is_refused = all(ask(asked, *question)[1:] == (FAILED, errno.EPERM) for question in questions)
-        is_answered = ask(asked, HELLO)[1] == SERVICE
-        os._exit(0 if is_refused and is_answered else 1)
+        is_refused = all(request(connection, *question)[1:] == (FAILED, errno.EPERM) for question in questions)
+        service_answers = request(connection, HELLO)[1] == SERVICE
+        os._exit(0 if is_refused and service_answers else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert ask(asked, KEEP, 0)[1:] == (FAILED, errno.ENOTCONN)
+    assert request(connection, KEEP, 0)[1:] == (FAILED, errno.ENOTCONN)
 
 
 # What is made once is made.
-assert is_answered()
-{"several descriptors": several_descriptors, "garbage": garbage, "deaths": deaths, "lent": lent, "exhausted": exhausted,
+assert service_answers()
+{"several descriptors": several_descriptors, "garbage": garbage, "deaths": deaths, "lent": connections_over_a_connection, "exhausted": exhausted,
  "another user": another_user}[scenario]()
 print("well")

@@ -23,7 +23,7 @@ signals = []
 signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
 
 
-def told(call, *arguments):
+def outcome(call, *arguments):
     """What a call returns, or its error, and whether a signal came."""
     signals.clear()
     try:
@@ -40,21 +40,21 @@ EVENTS = ("POLLIN", "POLLPRI", "POLLOUT", "POLLRDHUP", "POLLHUP", "POLLERR", "PO
 ALL = select.POLLIN | select.POLLOUT | select.POLLRDHUP | select.POLLPRI
 
 
-def events(end, asked=ALL):
+def events(end, interest=ALL):
     poll = select.poll()
-    poll.register(end, asked)
+    poll.register(end, interest)
     found = dict(poll.poll(0)).get(end.fileno(), 0)
     return "|".join(name for name in EVENTS if found & getattr(select, name)) or "none"
 
 
-def settle(end, wanted):
+def wait_for_events(end, interest):
     """Waits until poll says something of an end."""
     poll = select.poll()
-    poll.register(end, wanted)
-    assert poll.poll(LIMIT_MS), wanted
+    poll.register(end, interest)
+    assert poll.poll(LIMIT_MS), interest
 
 
-def by_epoll(end):
+def events_by_epoll(end):
     epoll = select.epoll()
     epoll.register(end, ALL)
     found = dict(epoll.poll(0)).get(end.fileno(), 0)
@@ -62,7 +62,7 @@ def by_epoll(end):
     return "|".join(name for name in EVENTS if found & getattr(select, name)) or "none"
 
 
-def by_select(end):
+def events_by_select(end):
     ready = select.select([end], [end], [end], 0)
     return "".join(letter for letter, found in zip("rwx", ready) if found) or "none"
 
@@ -73,7 +73,7 @@ def new():
     return end
 
 
-def serve(backlog=8):
+def listen_at_address(backlog=8):
     end = new()
     end.bind((address, 0))
     end.listen(backlog)
@@ -82,11 +82,11 @@ def serve(backlog=8):
 
 def pair():
     """Both ends of a connection, and its listener."""
-    listener = serve()
+    listener = listen_at_address()
     near = new()
     near.connect_ex(listener.getsockname())
-    settle(near, select.POLLOUT)
-    settle(listener, select.POLLIN)
+    wait_for_events(near, select.POLLOUT)
+    wait_for_events(listener, select.POLLIN)
     far, _ = listener.accept()
     far.setblocking(False)
     return near, far, listener
@@ -94,7 +94,7 @@ def pair():
 
 def nobody():
     """An address that refuses."""
-    end = serve()
+    end = listen_at_address()
     name = end.getsockname()
     end.close()
     return name
@@ -115,26 +115,26 @@ def bound():
 
 def bound_and_shut():
     (end,) = bound()
-    told(end.shutdown, socket.SHUT_RDWR)
+    outcome(end.shutdown, socket.SHUT_RDWR)
     return (end,)
 
 
 def listening():
-    return (serve(),)
+    return (listen_at_address(),)
 
 
 def with_one_to_accept():
-    listener = serve()
+    listener = listen_at_address()
     near = new()
     near.connect_ex(listener.getsockname())
-    settle(near, select.POLLOUT)
-    settle(listener, select.POLLIN)
+    wait_for_events(near, select.POLLOUT)
+    wait_for_events(listener, select.POLLIN)
     return listener, near
 
 
 def listener_shut(how):
     def make():
-        listener = serve()
+        listener = listen_at_address()
         listener.shutdown(how)
         return (listener,)
 
@@ -148,28 +148,28 @@ def listener_shut_with_one_waiting():
 
 
 def listener_that_listens_again():
-    listener = serve()
+    listener = listen_at_address()
     listener.shutdown(socket.SHUT_RDWR)
-    told(listener.listen, 3)
+    outcome(listener.listen, 3)
     return (listener,)
 
 
 def listener_disconnected():
-    listener = serve()
-    told(disconnect, listener)
+    listener = listen_at_address()
+    outcome(disconnect, listener)
     return (listener,)
 
 
 def refused():
     end = new()
     end.connect_ex(nobody())
-    settle(end, select.POLLOUT)
+    wait_for_events(end, select.POLLOUT)
     return (end,)
 
 
 def refused_and_told():
     (end,) = refused()
-    told(end.getsockopt, SOCKET, socket.SO_ERROR)
+    outcome(end.getsockopt, SOCKET, socket.SO_ERROR)
     return (end,)
 
 
@@ -181,8 +181,8 @@ def connecting():
 
 def connecting_and_shut():
     (end,) = connecting()
-    told(end.shutdown, socket.SHUT_RDWR)
-    until(lambda: "POLLERR" in events(end))
+    outcome(end.shutdown, socket.SHUT_RDWR)
+    wait_until(lambda: "POLLERR" in events(end))
     return (end,)
 
 
@@ -198,14 +198,14 @@ def accepted():
 def with_data():
     near, far, listener = pair()
     far.sendall(b"0123456789")
-    settle(near, select.POLLIN)
+    wait_for_events(near, select.POLLIN)
     return near, far, listener
 
 
 def peer_shut():
     near, far, listener = pair()
     far.shutdown(socket.SHUT_WR)
-    settle(near, select.POLLRDHUP)
+    wait_for_events(near, select.POLLRDHUP)
     return near, far, listener
 
 
@@ -213,14 +213,14 @@ def peer_shut_with_data():
     near, far, listener = pair()
     far.sendall(b"0123456789")
     far.shutdown(socket.SHUT_WR)
-    settle(near, select.POLLRDHUP)
+    wait_for_events(near, select.POLLRDHUP)
     return near, far, listener
 
 
 def peer_closed():
     near, far, listener = pair()
     far.close()
-    settle(near, select.POLLRDHUP)
+    wait_for_events(near, select.POLLRDHUP)
     return near, listener
 
 
@@ -228,19 +228,19 @@ def peer_reset():
     near, far, listener = pair()
     far.setsockopt(SOCKET, socket.SO_LINGER, RESET)
     far.close()
-    settle(near, select.POLLRDHUP)
+    wait_for_events(near, select.POLLRDHUP)
     return near, listener
 
 
 def peer_reset_and_told():
     near, listener = peer_reset()
-    told(near.getsockopt, SOCKET, socket.SO_ERROR)
+    outcome(near.getsockopt, SOCKET, socket.SO_ERROR)
     return near, listener
 
 
 def peer_reset_and_received():
     near, listener = peer_reset()
-    told(near.recv, 1)
+    outcome(near.recv, 1)
     return near, listener
 
 
@@ -248,7 +248,7 @@ def reset_of_an_accepted():
     far, near, listener = accepted()
     near.setsockopt(SOCKET, socket.SO_LINGER, RESET)
     near.close()
-    settle(far, select.POLLRDHUP)
+    wait_for_events(far, select.POLLRDHUP)
     return far, listener
 
 
@@ -258,7 +258,7 @@ def shut(*hows):
         for how in hows:
             near.shutdown(how)
         if hows != (socket.SHUT_RD,):
-            settle(far, select.POLLRDHUP)
+            wait_for_events(far, select.POLLRDHUP)
         return near, far, listener
 
     return make
@@ -273,7 +273,7 @@ def shut_for_reading_with_data():
 def shut_with_data():
     near, far, listener = with_data()
     near.shutdown(socket.SHUT_RDWR)
-    settle(far, select.POLLRDHUP)
+    wait_for_events(far, select.POLLRDHUP)
     return near, far, listener
 
 
@@ -281,7 +281,7 @@ def shut_for_reading_then_data():
     near, far, listener = pair()
     near.shutdown(socket.SHUT_RD)
     far.sendall(b"0123456789")
-    until(lambda: len(near.recv(100, socket.MSG_PEEK)) == 10)
+    wait_until(lambda: len(near.recv(100, socket.MSG_PEEK)) == 10)
     return near, far, listener
 
 
@@ -289,36 +289,36 @@ def shut_for_reading_and_peer_shut():
     near, far, listener = pair()
     near.shutdown(socket.SHUT_RD)
     far.shutdown(socket.SHUT_WR)
-    until(lambda: told_option(near, TCP, socket.TCP_INFO, 104) == "CLOSE_WAIT")
+    wait_until(lambda: option_outcome(near, TCP, socket.TCP_INFO, 104) == "CLOSE_WAIT")
     return near, far, listener
 
 
 def both_shut_writing():
     near, far, listener = pair()
     near.shutdown(socket.SHUT_WR)
-    settle(far, select.POLLRDHUP)
+    wait_for_events(far, select.POLLRDHUP)
     far.shutdown(socket.SHUT_WR)
-    settle(near, select.POLLHUP)
+    wait_for_events(near, select.POLLHUP)
     return near, far, listener
 
 
 def shut_writing_with_data():
     near, far, listener = with_data()
     near.shutdown(socket.SHUT_WR)
-    settle(far, select.POLLRDHUP)
+    wait_for_events(far, select.POLLRDHUP)
     return near, far, listener
 
 
 def disconnected():
     near, far, listener = pair()
-    told(disconnect, near)
+    outcome(disconnect, near)
     return near, far, listener
 
 
-def until(holds):
+def wait_until(condition):
     """Waits for what poll does not wait for."""
     for _ in range(LIMIT_MS):
-        if holds():
+        if condition():
             return
         select.select([], [], [], 0.001)
     raise AssertionError("in vain")
@@ -336,20 +336,20 @@ STATES = [
 ]
 
 
-def where(name):
+def describe_address(name):
     """An address without what differs: which host, which port."""
     host, port = name[:2]
     return ("own" if host == address else host, "a port" if port else 0)
 
 
-def named(call):
-    name = told(call)
-    return name if isinstance(name, str) else where(name)
+def describe_name(call):
+    name = outcome(call)
+    return name if isinstance(name, str) else describe_address(name)
 
 
 def count(end, request):
     value = array.array("i", [-1])
-    got = told(fcntl.ioctl, end, request, value)
+    got = outcome(fcntl.ioctl, end, request, value)
     return value[0] if got == 0 else got
 
 
@@ -362,8 +362,8 @@ def disconnect(end):
         raise OSError(ctypes.get_errno(), "connect")
 
 
-def told_option(end, level, name, *length):
-    value = told(end.getsockopt, level, name, *length)
+def option_outcome(end, level, name, *length):
+    value = outcome(end.getsockopt, level, name, *length)
     if level == TCP and name == socket.TCP_INFO and isinstance(value, bytes):
         # The state; a connection that is closing goes on by itself.
         return {1: "ESTABLISHED", 7: "CLOSE", 10: "LISTEN", 8: "CLOSE_WAIT"}.get(value[0], "closing")
@@ -372,62 +372,62 @@ def told_option(end, level, name, *length):
     return value
 
 
-def then(*steps):
+def in_sequence(*steps):
     """Operations one after the other."""
     return lambda end: tuple(step(end) for step in steps)
 
 
-def received(end):
-    return told(end.recv, 100)
+def receive(end):
+    return outcome(end.recv, 100)
 
 
-def sent(end):
-    return told(end.send, b"x")
+def send(end):
+    return outcome(end.send, b"x")
 
 
 def error(end):
-    return told_option(end, SOCKET, socket.SO_ERROR)
+    return option_outcome(end, SOCKET, socket.SO_ERROR)
 
 
 def accept(end):
-    return told(end.accept)
+    return outcome(end.accept)
 
 
 def names(end):
-    return named(end.getsockname), named(end.getpeername)
+    return describe_name(end.getsockname), describe_name(end.getpeername)
 
 
-def shuts(how):
-    return lambda end: told(end.shutdown, how)
+def shut_by(how):
+    return lambda end: outcome(end.shutdown, how)
 
 
 def option(level, name, *length):
-    return lambda end: told_option(end, level, name, *length)
+    return lambda end: option_outcome(end, level, name, *length)
 
 
 def set_option(level, name, value):
-    return lambda end: (told(end.setsockopt, level, name, value), told_option(end, level, name))
+    return lambda end: (outcome(end.setsockopt, level, name, value), option_outcome(end, level, name))
 
 
 TCP_ULP, TCP_USER_TIMEOUT, TCP_CONGESTION = 31, socket.TCP_USER_TIMEOUT, socket.TCP_CONGESTION
 OPERATIONS = [
-    ("poll", events), ("poll for input", lambda end: events(end, select.POLLIN)), ("epoll", by_epoll), ("select", by_select),
-    ("recv", then(received, received, events)), ("peek", lambda end: told(end.recv, 100, socket.MSG_PEEK)),
-    ("recv of nothing", lambda end: told(end.recv, 0)),
-    ("send", sent), ("send of nothing", lambda end: told(end.send, b"")),
-    ("send quietly", lambda end: told(end.send, b"x", socket.MSG_NOSIGNAL)),
-    ("accept", then(accept, accept, events)), ("names", names), ("unread", lambda end: count(end, termios.FIONREAD)),
-    ("error", then(error, error, events)), ("recv and error", then(received, error, events)), ("send and error", then(sent, error)),
-    ("error and recv", then(error, received, sent)),
-    ("connect", lambda end: told(end.connect, target.getsockname())),
-    ("connect to nobody", lambda end: told(end.connect, refusing)),
-    ("bind", lambda end: told(end.bind, (address, 0))), ("listen", then(lambda end: told(end.listen, 5), events, accept)),
-    ("disconnect", then(lambda end: told(disconnect, end), events, names, error, received)),
-    ("shut for reading", then(shuts(socket.SHUT_RD), events, received, error, accept)),
-    ("shut for writing", then(shuts(socket.SHUT_WR), sent, error, accept)),
-    ("shut", then(shuts(socket.SHUT_RDWR), received, sent, error, accept)),
-    ("shut twice", then(shuts(socket.SHUT_RDWR), shuts(socket.SHUT_RD))),
-    ("shut wrongly", lambda end: told(end.shutdown, 7)),
+    ("poll", events), ("poll for input", lambda end: events(end, select.POLLIN)), ("epoll", events_by_epoll), ("select", events_by_select),
+    ("recv", in_sequence(receive, receive, events)), ("peek", lambda end: outcome(end.recv, 100, socket.MSG_PEEK)),
+    ("recv of nothing", lambda end: outcome(end.recv, 0)),
+    ("send", send), ("send of nothing", lambda end: outcome(end.send, b"")),
+    ("send quietly", lambda end: outcome(end.send, b"x", socket.MSG_NOSIGNAL)),
+    ("accept", in_sequence(accept, accept, events)), ("names", names), ("unread", lambda end: count(end, termios.FIONREAD)),
+    ("error", in_sequence(error, error, events)), ("recv and error", in_sequence(receive, error, events)), ("send and error", in_sequence(send, error)),
+    ("error and recv", in_sequence(error, receive, send)),
+    ("connect", lambda end: outcome(end.connect, target.getsockname())),
+    ("connect to nobody", lambda end: outcome(end.connect, refusing)),
+    ("bind", lambda end: outcome(end.bind, (address, 0))), ("listen", in_sequence(lambda end: outcome(end.listen, 5), events, accept)),
+    ("disconnect", in_sequence(lambda end: outcome(disconnect, end), events, names, error, receive)),
+    ("shut for reading", in_sequence(shut_by(socket.SHUT_RD), events, receive, error, accept)),
+    ("shut for writing", in_sequence(shut_by(socket.SHUT_WR), send, error, accept)),
+    ("shut", in_sequence(shut_by(socket.SHUT_RDWR), receive, send, error, accept)),
+    ("shut twice", in_sequence(shut_by(socket.SHUT_RDWR), shut_by(socket.SHUT_RD))),
+    ("shut wrongly", lambda end: outcome(end.shutdown, 7)),
     ("state", option(TCP, socket.TCP_INFO, 104)),
     *((name, option(SOCKET, getattr(socket, name))) for name in (
         "SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ACCEPTCONN", "SO_KEEPALIVE", "SO_REUSEADDR", "SO_REUSEPORT", "SO_BROADCAST",
@@ -446,13 +446,13 @@ OPERATIONS = [
         (TCP, "TCP_DEFER_ACCEPT", 7), (TCP, "TCP_NOTSENT_LOWAT", 4096), (TCP, "TCP_LINGER2", 5),
         (socket.IPPROTO_IP, "IP_TOS", 16), (socket.IPPROTO_IP, "IP_TTL", 9), (socket.IPPROTO_IP, "IP_TTL", 0))),
     *((f"set TCP_CONGESTION {name}", lambda end, name=name: (
-        told(end.setsockopt, TCP, TCP_CONGESTION, name), told_option(end, TCP, TCP_CONGESTION, 16)))
+        outcome(end.setsockopt, TCP, TCP_CONGESTION, name), option_outcome(end, TCP, TCP_CONGESTION, 16)))
       for name in (b"reno", b"cubic", b"cubic\0", b"nosuch", b"")),
-    *((f"set TCP_MAXSEG {value}", lambda end, value=value: told(end.setsockopt, TCP, socket.TCP_MAXSEG, value)) for value in (7, 1000)),
-    ("set TCP_ULP", lambda end: told(end.setsockopt, TCP, TCP_ULP, b"nosuch")),
+    *((f"set TCP_MAXSEG {value}", lambda end, value=value: outcome(end.setsockopt, TCP, socket.TCP_MAXSEG, value)) for value in (7, 1000)),
+    ("set TCP_ULP", lambda end: outcome(end.setsockopt, TCP, TCP_ULP, b"nosuch")),
 ]
 
-target, refusing = serve(64), nobody()
+target, refusing = listen_at_address(64), nobody()
 only = sys.argv[3:]
 for state in STATES:
     name, make = state if isinstance(state, tuple) else (state.__name__.replace("_", " "), state)
@@ -469,5 +469,5 @@ for state in STATES:
         print(f"{name} / {what}:", operation(ends[0]), flush=True)
         for end in ends:
             end.close()
-        while told(target.accept) == "accepted":
+        while outcome(target.accept) == "accepted":
             pass

@@ -23,7 +23,7 @@ signals = []
 signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
 
 
-def say(what, *values):
+def report(what, *values):
     print(f"{what}:", *values, flush=True)
 
 
@@ -57,7 +57,7 @@ def send_messages(stream, texts, to):
     return sum(message.sent_bytes for message in messages)
 
 
-def told(call, *arguments):
+def outcome(call, *arguments):
     """What a call returns, or its error, and whether a signal came."""
     signals.clear()
     try:
@@ -78,11 +78,11 @@ def pair(listener):
     return near, far
 
 
-def settle(end, wanted):
+def wait_for_events(end, interest):
     """Waits until poll says something of an end."""
     poll = select.poll()
-    poll.register(end, wanted)
-    assert poll.poll(20000), wanted
+    poll.register(end, interest)
+    assert poll.poll(20000), interest
 
 
 def events(end):
@@ -110,14 +110,14 @@ def write(end):
     return os.write(end.fileno(), b"x")
 
 
-def vector(end):
+def writev(end):
     return os.writev(end.fileno(), [b"x", b"y"])
 
 
 sends = [
     ("send", lambda end: end.send(b"x")),
     ("write", write),
-    ("writev", vector),
+    ("writev", writev),
     ("sendmsg", lambda end: end.sendmsg([b"x"])),
     ("send quietly", lambda end: end.send(b"x", socket.MSG_NOSIGNAL)),
     ("recv", lambda end: end.recv(1)),
@@ -127,23 +127,23 @@ sends = [
 for name, first in sends:
     near, far = pair(listener)
     reset(far)
-    settle(near, select.POLLIN)
+    wait_for_events(near, select.POLLIN)
     near.setblocking(True)
-    say("after a reset", name, told(first, near), told(lambda: near.recv(1)), *(told(send, near) for _, send in sends))
+    report("after a reset", name, outcome(first, near), outcome(lambda: near.recv(1)), *(outcome(send, near) for _, send in sends))
     near.close()
 
 # After an ordinary end the peer's reset is EPIPE at once.
 near, far = pair(listener)
 far.close()
-settle(near, select.POLLRDHUP)
+wait_for_events(near, select.POLLRDHUP)
 near.setblocking(True)
-say("after the end", told(lambda: near.recv(1)), told(near.send, b"x"))
-settle(near, select.POLLHUP)
-say("after its reset", told(near.send, b"x"), told(near.send, b"x"), told(lambda: near.recv(1)))
-say("nothing after it", told(os.writev, near.fileno(), [b"", b""]), told(os.write, near.fileno(), b""), told(near.sendmsg, [b""]))
+report("after the end", outcome(lambda: near.recv(1)), outcome(near.send, b"x"))
+wait_for_events(near, select.POLLHUP)
+report("after its reset", outcome(near.send, b"x"), outcome(near.send, b"x"), outcome(lambda: near.recv(1)))
+report("nothing after it", outcome(os.writev, near.fileno(), [b"", b""]), outcome(os.write, near.fileno(), b""), outcome(near.sendmsg, [b""]))
 near.close()
 one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-say("datagrams of nothing", *(told(call) for call in (
+report("datagrams of nothing", *(outcome(call) for call in (
     lambda: os.writev(one.fileno(), [b"", b""]),
     lambda: other.recv(10, socket.MSG_DONTWAIT),
     lambda: os.write(one.fileno(), b""),
@@ -153,19 +153,19 @@ one.close(), other.close()
 
 # Halves.
 near, far = pair(listener)
-say("open", events(near), events(far))
+report("open", events(near), events(far))
 near.shutdown(socket.SHUT_WR)
-settle(far, select.POLLRDHUP)
-say("shut for writing", events(near), events(far), told(near.send, b"x"), told(far.recv, 1), told(far.recv, 1))
+wait_for_events(far, select.POLLRDHUP)
+report("shut for writing", events(near), events(far), outcome(near.send, b"x"), outcome(far.recv, 1), outcome(far.recv, 1))
 far.sendall(b"still")
-settle(near, select.POLLIN)
-say("the other half", told(near.recv, 10), told(far.shutdown, socket.SHUT_WR))
-settle(near, select.POLLHUP)
-say("both shut", events(near), told(near.recv, 1))
+wait_for_events(near, select.POLLIN)
+report("the other half", outcome(near.recv, 10), outcome(far.shutdown, socket.SHUT_WR))
+wait_for_events(near, select.POLLHUP)
+report("both shut", events(near), outcome(near.recv, 1))
 near.close(), far.close()
 near, far = pair(listener)
 near.shutdown(socket.SHUT_RD)
-say("shut for reading", told(near.recv, 1), events(near), told(near.send, b"x"), told(far.recv, 1))
+report("shut for reading", outcome(near.recv, 1), events(near), outcome(near.send, b"x"), outcome(far.recv, 1))
 near.close(), far.close()
 
 # Connecting without waiting.
@@ -174,65 +174,65 @@ nobody = closed.getsockname()
 closed.close()
 one = socket.socket()
 one.setblocking(False)
-say("begins", told(one.connect, nobody))
-settle(one, select.POLLOUT)
-say("refused", events(one), told(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), events(one),
-    told(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), told(one.getpeername), told(one.send, b"x"), told(one.recv, 1))
+report("begins", outcome(one.connect, nobody))
+wait_for_events(one, select.POLLOUT)
+report("refused", events(one), outcome(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), events(one),
+    outcome(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), outcome(one.getpeername), outcome(one.send, b"x"), outcome(one.recv, 1))
 one.close()
 one = socket.socket()
-say("refused and waited for", told(one.connect, nobody), told(one.getpeername), told(one.connect, nobody),
-    told(one.connect, listener.getsockname()), told(one.connect, listener.getsockname()))
+report("refused and waited for", outcome(one.connect, nobody), outcome(one.getpeername), outcome(one.connect, nobody),
+    outcome(one.connect, listener.getsockname()), outcome(one.connect, listener.getsockname()))
 far, _ = listener.accept()
 one.sendall(b"x")
-say("connected after all", told(far.recv, 1))
+report("connected after all", outcome(far.recv, 1))
 one.close(), far.close()
 one = socket.socket()
 one.setblocking(False)
-say("succeeds", told(one.connect, listener.getsockname()))
-settle(one, select.POLLOUT)
-say("connected", events(one), told(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), told(one.recv, 1),
-    told(one.listen, 1), told(one.bind, (address, 0)))
+report("succeeds", outcome(one.connect, listener.getsockname()))
+wait_for_events(one, select.POLLOUT)
+report("connected", events(one), outcome(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), outcome(one.recv, 1),
+    outcome(one.listen, 1), outcome(one.bind, (address, 0)))
 far, _ = listener.accept()
 one.close(), far.close()
 
 # Accepting.
 listener.setblocking(False)
-say("nobody to accept", told(listener.accept), events(listener), told(listener.getpeername))
+report("nobody to accept", outcome(listener.accept), events(listener), outcome(listener.getpeername))
 listener.settimeout(0.05)
-say("nobody in time", told(listener.accept))
+report("nobody in time", outcome(listener.accept))
 listener.settimeout(None)
 dup = listener.dup()
 near = socket.create_connection(listener.getsockname())
 far, _ = dup.accept()
-say("accepted by a duplicate", far.getblocking(), os.get_inheritable(far.fileno()), fcntl.fcntl(far, fcntl.F_GETFL) & os.O_NONBLOCK)
+report("accepted by a duplicate", far.getblocking(), os.get_inheritable(far.fileno()), fcntl.fcntl(far, fcntl.F_GETFL) & os.O_NONBLOCK)
 dup.close()
 
 # Looking, waiting for all, how much there is.
 far.sendall(b"0123456789")
-settle(near, select.POLLIN)
-say("looking", near.recv(4, socket.MSG_PEEK), unread(near), near.recv(4), unread(near))
+wait_for_events(near, select.POLLIN)
+report("looking", near.recv(4, socket.MSG_PEEK), unread(near), near.recv(4), unread(near))
 threading.Timer(0.1, far.sendall, [b"abcdef"]).start()
-say("all of it", near.recv(12, socket.MSG_WAITALL))
+report("all of it", near.recv(12, socket.MSG_WAITALL))
 near.setblocking(False)
-say("nothing now", told(near.recv, 1), told(near.recv, 1, socket.MSG_PEEK))
+report("nothing now", outcome(near.recv, 1), outcome(near.recv, 1, socket.MSG_PEEK))
 near.settimeout(0.05)
-say("nothing in time", told(near.recv, 1))
+report("nothing in time", outcome(near.recv, 1))
 near.setblocking(True)
 near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50000))
-say("nothing in the kernel's time", told(near.recv, 1))
+report("nothing in the kernel's time", outcome(near.recv, 1))
 near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
 
 # Edges: one for each that comes, and none for what was there.
 epoll = select.epoll()
 epoll.register(near, select.EPOLLIN | select.EPOLLET)
-say("no edge", epoll.poll(0))
+report("no edge", epoll.poll(0))
 far.sendall(b"x")
-say("an edge", len(epoll.poll(20)), len(epoll.poll(0)))
+report("an edge", len(epoll.poll(20)), len(epoll.poll(0)))
 far.sendall(b"y")
-say("another", len(epoll.poll(20)), near.recv(10))
+report("another", len(epoll.poll(20)), near.recv(10))
 epoll.modify(near, select.EPOLLIN | select.EPOLLONESHOT)
 far.sendall(b"z")
-say("once", len(epoll.poll(20)), len(epoll.poll(0)), near.recv(1))
+report("once", len(epoll.poll(20)), len(epoll.poll(0)), near.recv(1))
 epoll.close()
 
 # Until there is no room (what was sent may still go on to the other side), and again once there is.
@@ -244,12 +244,12 @@ while sent < 1 << 28:
     except BlockingIOError:
         if full := not select.select([], [near], [], 0.2)[1]:
             break
-say("full", sent > 100_000, full)
+report("full", sent > 100_000, full)
 got = 0
 while got < sent:
     got += len(far.recv(1 << 20))
-settle(near, select.POLLOUT)
-say("room again", got == sent, events(near))
+wait_for_events(near, select.POLLOUT)
+report("room again", got == sent, events(near))
 near.setblocking(True)
 
 # Files.
@@ -258,55 +258,55 @@ with tempfile.TemporaryFile() as file:
     file.write(data)
     file.flush()
     threading.Thread(target=lambda: near.sendfile(file, offset=1000)).start()
-    say("a file", far.recv(699_000, socket.MSG_WAITALL) == data[1000:])
+    report("a file", far.recv(699_000, socket.MSG_WAITALL) == data[1000:])
 lines = near.makefile("rwb")
 lines.write(b"one\ntwo\n")
 lines.flush()
 other = far.makefile("r")
-say("lines", other.readline(), other.readline())
+report("lines", other.readline(), other.readline())
 lines.close(), other.close()
 near.sendmsg([b"ab", b"", b"cd"])
-room = [bytearray(3), bytearray(5)]
-settle(far, select.POLLIN)
-say("several", far.recvmsg_into(room)[0], room)
+buffers = [bytearray(3), bytearray(5)]
+wait_for_events(far, select.POLLIN)
+report("several", far.recvmsg_into(buffers)[0], buffers)
 # A stream that is connected has a peer; which address a call names does not matter.
-say("an address", told(near.sendto, b"to", listener.getsockname()), told(near.sendmsg, [b"msg"], [], 0, listener.getsockname()),
-    told(send_messages, near, (b"one", b"two"), listener.getsockname()), far.recv(11, socket.MSG_WAITALL))
-say("options", *(near.getsockopt(*option) for option in (
+report("an address", outcome(near.sendto, b"to", listener.getsockname()), outcome(near.sendmsg, [b"msg"], [], 0, listener.getsockname()),
+    outcome(send_messages, near, (b"one", b"two"), listener.getsockname()), far.recv(11, socket.MSG_WAITALL))
+report("options", *(near.getsockopt(*option) for option in (
     (socket.SOL_SOCKET, socket.SO_TYPE), (socket.SOL_SOCKET, socket.SO_DOMAIN), (socket.SOL_SOCKET, socket.SO_PROTOCOL),
     (socket.SOL_SOCKET, socket.SO_ACCEPTCONN), (socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY),
 )), listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 for end in (listener, near, far):
     reuse = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-    say("reused", *(end.getsockopt(socket.SOL_SOCKET, option) for option in reuse), told(end.setsockopt, socket.SOL_SOCKET, reuse[1], 1),
+    report("reused", *(end.getsockopt(socket.SOL_SOCKET, option) for option in reuse), outcome(end.setsockopt, socket.SOL_SOCKET, reuse[1], 1),
         *(end.getsockopt(socket.SOL_SOCKET, option) for option in reuse))
     end.setsockopt(socket.SOL_SOCKET, reuse[1], 0)
-say("kinds", told(near.getsockopt, 77, 1), told(near.setsockopt, socket.IPPROTO_TCP, 9999, 1), told(near.accept))
+report("kinds", outcome(near.getsockopt, 77, 1), outcome(near.setsockopt, socket.IPPROTO_TCP, 9999, 1), outcome(near.accept))
 
 # Unread bytes at close are a reset; a close that waits for what was sent is not.
 far.sendall(b"unread")
-settle(near, select.POLLIN)
+wait_for_events(near, select.POLLIN)
 near.close()
-say("closed with unread bytes", told(far.recv, 1), told(far.recv, 1))
+report("closed with unread bytes", outcome(far.recv, 1), outcome(far.recv, 1))
 far.close()
 near, far = pair(listener)
 near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
 near.sendall(bytes(500_000))
 near.close()
 far.setblocking(True)
-say("lingered", len(far.recv(500_000, socket.MSG_WAITALL)), told(far.recv, 1))
+report("lingered", len(far.recv(500_000, socket.MSG_WAITALL)), outcome(far.recv, 1))
 far.close()
 
 # Addresses.
-say("in use", told(socket.create_server, listener.getsockname()))
+report("in use", outcome(socket.create_server, listener.getsockname()))
 bound = socket.socket()
-say("bound", told(bound.bind, (address, 0)), bound.getsockname()[1] > 0, told(bound.bind, (address, 0)), told(bound.accept))
-say("connects from there", told(bound.connect, listener.getsockname()))
+report("bound", outcome(bound.bind, (address, 0)), bound.getsockname()[1] > 0, outcome(bound.bind, (address, 0)), outcome(bound.accept))
+report("connects from there", outcome(bound.connect, listener.getsockname()))
 far, peer = listener.accept()
-say("from there", peer == bound.getsockname())
+report("from there", peer == bound.getsockname())
 bound.close(), far.close()
-say("no such address", told(socket.socket().bind, ("192.0.2.7", 0)), told(socket.socket().bind, (address, 0, 0, 0)[:2]))
+report("no such address", outcome(socket.socket().bind, ("192.0.2.7", 0)), outcome(socket.socket().bind, (address, 0, 0, 0)[:2]))
 port = listener.getsockname()
 listener.close()
 again = socket.create_server(port)
-say("again", again.getsockname() == port)
+report("again", again.getsockname() == port)

@@ -13,7 +13,7 @@ service, kernel, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 NOBODY = 65534
 
 
-def works(what):
+def check_connections(what):
     one = socket.create_connection((kernel, port), timeout=10)
     assert one.getsockname()[0] == service, one.getsockname()
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -45,7 +45,7 @@ def works(what):
 
 
 if len(sys.argv) > 4:
-    works(sys.argv[4])
+    check_connections(sys.argv[4])
     sys.exit(0)
 for round in range(3):
     child = os.fork()
@@ -56,10 +56,10 @@ for round in range(3):
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        works(f"child {round}")
+        check_connections(f"child {round}")
         grandchild = os.fork()
         if grandchild == 0:
-            works("grandchild")
+            check_connections("grandchild")
             os._exit(0)
         assert os.waitpid(grandchild, 0)[1] == 0
         if round == 1:
@@ -67,7 +67,7 @@ for round in range(3):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, round
 os.seteuid(NOBODY)
-works("effective")
+check_connections("effective")
 os.seteuid(0)
-works("again")
+check_connections("again")
 print("well")

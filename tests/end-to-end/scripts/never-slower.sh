@@ -3,15 +3,15 @@
 # docs/results.md that cost most. Lines that begin with RESULT are looked at outside.
 set -eu
 uncopy=$1
-room=/run/room
-mkdir -p "$room" && cd "$room"
+scratch_dir=/run/room
+mkdir -p "$scratch_dir" && cd "$scratch_dir"
 echo "RESULT kernel $(uname -r)"
 
 # measure EXPERIMENT OPTION…: its rows. Emulated, an operation takes ten times as long.
 measure() {
-    timeout 600 "$uncopy-bench" "$@" --processes 6 --rounds 8 --seconds 60 --slice 0.3 >"$room/table" 2>"$room/err" ||
-        { cat "$room/err" && echo "RESULT bench $1 failed" && exit 1; }
-    grep -F '[' "$room/table" | sed 's/^/RESULT /'
+    timeout 600 "$uncopy-bench" "$@" --processes 6 --rounds 8 --seconds 60 --slice 0.3 >"$scratch_dir/table" 2>"$scratch_dir/err" ||
+        { cat "$scratch_dir/err" && echo "RESULT bench $1 failed" && exit 1; }
+    grep -F '[' "$scratch_dir/table" | sed 's/^/RESULT /'
 }
 measure echo copies --copies 0 --warm-up 40
 measure redis --workload get --sizes 65536 --append-only off

@@ -13,7 +13,7 @@ def data_of(size, salt):
     return random.Random(3000 + salt).randbytes(size)
 
 
-def show(what, data):
+def print_digest(what, data):
     print(what, len(data), hashlib.sha256(data).hexdigest(), flush=True)
 
 
@@ -25,7 +25,7 @@ def work(task):
     return bytes(edited), hashlib.sha256(data).hexdigest()
 
 
-def talk(connection):
+def answer_messages(connection):
     while True:
         message = connection.recv_bytes()
         if not message:
@@ -34,31 +34,31 @@ def talk(connection):
         connection.send(message[: len(message) // 2])
 
 
-def pool(method):
+def run_pool(method):
     context = multiprocessing.get_context(method)
     with context.Pool(2) as workers:
         tasks = [(size, salt) for salt, size in enumerate([10, 70_000, 300_000, 1 << 20, 2 << 20] * 2)]
         for data, digest in workers.imap(work, tasks):
-            show(f"{method} {digest[:8]}", data)
+            print_digest(f"{method} {digest[:8]}", data)
 
 
-def conversation(method):
+def run_conversation(method):
     context = multiprocessing.get_context(method)
-    here, there = context.Pipe()
-    child = context.Process(target=talk, args=(there,))
+    near, far = context.Pipe()
+    child = context.Process(target=answer_messages, args=(far,))
     child.start()
-    there.close()
+    far.close()
     kept = data_of(2 << 20, 77)
     for size in [100, 65_536, 400_000, 1 << 20]:
         data = data_of(size, size)
-        here.send_bytes(data)
-        assert here.recv_bytes() == bytes(reversed(data))
-        assert here.recv() == data[: size // 2]
-        show(f"{method} pipe", data)
-    here.send_bytes(b"")
+        near.send_bytes(data)
+        assert near.recv_bytes() == bytes(reversed(data))
+        assert near.recv() == data[: size // 2]
+        print_digest(f"{method} pipe", data)
+    near.send_bytes(b"")
     child.join(30)
     assert child.exitcode == 0, child.exitcode
-    show("kept", kept)
+    print_digest("kept", kept)
 
 
 def forked_while_threads_work():
@@ -83,15 +83,15 @@ def forked_while_threads_work():
         if pid == 0:
             copy = bytearray(data)
             copy[0] ^= 255
-            right = bytes(copy[1:]) == data[1:] and hashlib.sha256(data).digest()
-            os._exit(0 if right else 1)
+            is_correct = bytes(copy[1:]) == data[1:] and hashlib.sha256(data).digest()
+            os._exit(0 if is_correct else 1)
         _, status = os.waitpid(pid, 0)
         assert status == 0, status
     stop.set()
     for thread in threads:
         thread.join()
     assert not wrong, wrong
-    show("after forks", data)
+    print_digest("after forks", data)
 
 
 def main():
@@ -100,13 +100,13 @@ def main():
         for command in (["cat"], ["dd", "bs=256k", "status=none"], [sys.executable, "-c", COPY]):
             done = subprocess.run(command, input=data, stdout=subprocess.PIPE, check=True, timeout=60)
             assert done.stdout == data, command
-            show(command[0].rsplit("/", 1)[-1], done.stdout)
+            print_digest(command[0].rsplit("/", 1)[-1], done.stdout)
     lines = b"".join(b"%d line\n" % (number * 7919 % 100_003) for number in range(100_003))
     done = subprocess.run(["sort", "-n"], input=lines, stdout=subprocess.PIPE, check=True, timeout=60)
-    show("sort", done.stdout)
+    print_digest("sort", done.stdout)
     for method in ("fork", "spawn"):
-        pool(method)
-        conversation(method)
+        run_pool(method)
+        run_conversation(method)
     forked_while_threads_work()
 
 

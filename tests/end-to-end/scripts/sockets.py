@@ -51,21 +51,21 @@ def echo(listener):
     with sock:
         while True:
             header = receive_exactly(sock, 9, "recv")
-            size, way = int.from_bytes(header[:8], "little"), header[8]
+            size, method = int.from_bytes(header[:8], "little"), header[8]
             if size == 0:
                 return
-            body = receive_exactly(sock, size, ["recv", "recv_into", "recvmsg_into"][way % 3])
+            body = receive_exactly(sock, size, ["recv", "recv_into", "recvmsg_into"][method % 3])
             # What a program does with what it received: slices, joins, edits.
             head, tail = bytes(body[: size // 2]), bytes(body[size // 2:])
-            if way < 3:
-                again = bytearray(tail + head)
-                again[:] = again[len(tail):] + again[: len(tail)]
+            if method < 3:
+                reordered = bytearray(tail + head)
+                reordered[:] = reordered[len(tail):] + reordered[: len(tail)]
             else:
-                again = b"".join([head, tail])
-            send_all(sock, bytes(again), ["sendall", "sendmsg"][way % 2])
+                reordered = b"".join([head, tail])
+            send_all(sock, bytes(reordered), ["sendall", "sendmsg"][method % 2])
 
 
-def converse(family, address):
+def run_echo(family, address):
     listener = socket.socket(family)
     listener.bind(address)
     listener.listen()
@@ -98,5 +98,5 @@ def peek_and_datagrams():
         print(size, len(received), flags, hashlib.sha256(peeked).hexdigest())
 
 
-converse(socket.AF_INET, ("127.0.0.1", 0))
+run_echo(socket.AF_INET, ("127.0.0.1", 0))
 peek_and_datagrams()

@@ -25,7 +25,7 @@ async def serve(reader, writer):
     writer.close()
 
 
-async def converse(number, reader, writer):
+async def run_client(number, reader, writer):
     digests = []
     for salt, size in enumerate(SIZES * 2):
         data = data_of(size, number * 100 + salt)
@@ -52,7 +52,7 @@ async def main():
             ends = await asyncio.open_unix_connection(path)
         else:
             ends = await asyncio.open_connection("127.0.0.1", port)
-        clients.append(converse(number, *ends))
+        clients.append(run_client(number, *ends))
     for digests in await asyncio.gather(*clients):
         print(*digests, sep="\n")
     tcp.close()

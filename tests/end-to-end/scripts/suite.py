@@ -30,58 +30,58 @@ class Outcomes(unittest.TestResult):
     def startTest(self, test):
         super().startTest(test)
         self.outcome = "passed"
-        self.write("began", name(test))
+        self.write("began", test_name(test))
 
     def stopTest(self, test):
         super().stopTest(test)
-        self.write(self.outcome, name(test))
+        self.write(self.outcome, test_name(test))
         self.outcome = None
 
-    def settle(self, outcome, test, error=None):
+    def set_outcome(self, outcome, test, error=None):
         if error is not None:
-            print(f"-- {outcome}: {name(test)}\n{self._exc_info_to_string(error, test)}", file=sys.stderr, flush=True)
+            print(f"-- {outcome}: {test_name(test)}\n{self._exc_info_to_string(error, test)}", file=sys.stderr, flush=True)
         if self.outcome is None:
             # A fixture of a class or of the module.
-            self.write(outcome, name(test))
+            self.write(outcome, test_name(test))
         elif self.outcome == "passed" or outcome in ("failed", "error"):
             self.outcome = outcome
 
     def addError(self, test, err):
-        self.settle("error", test, err)
+        self.set_outcome("error", test, err)
 
     def addFailure(self, test, err):
-        self.settle("failed", test, err)
+        self.set_outcome("failed", test, err)
 
     def addSubTest(self, test, subtest, err):
         if err is not None:
-            self.settle("failed", test, err)
+            self.set_outcome("failed", test, err)
 
     def addSkip(self, test, reason):
-        print(f"-- skipped: {name(test)}: {reason}", file=sys.stderr, flush=True)
-        self.settle("skipped", test)
+        print(f"-- skipped: {test_name(test)}: {reason}", file=sys.stderr, flush=True)
+        self.set_outcome("skipped", test)
 
     def addExpectedFailure(self, test, err):
-        self.settle("expected", test)
+        self.set_outcome("expected", test)
 
     def addUnexpectedSuccess(self, test):
-        self.settle("unexpected", test)
+        self.set_outcome("unexpected", test)
 
 
-def name(test):
+def test_name(test):
     return test.id().replace("\n", " ")
 
 
-def flat(suite):
+def flatten(suite):
     for test in suite:
         if isinstance(test, unittest.TestSuite):
-            yield from flat(test)
+            yield from flatten(test)
         else:
             yield test
 
 
 def main():
     module, results = sys.argv[1:3]
-    chosen = sys.argv[3] if len(sys.argv) > 3 else None
+    selection = sys.argv[3] if len(sys.argv) > 3 else None
     faulthandler.enable(all_threads=True)
 
     from test import support
@@ -99,15 +99,15 @@ def main():
     outcomes = Outcomes(results)
     try:
         loaded = unittest.TestLoader().loadTestsFromModule(importlib.import_module("test." + module))
-        tests = list(flat(loaded))
+        tests = list(flatten(loaded))
     except unittest.SkipTest as reason:
         print(f"-- skipped: {module}: {reason}", file=sys.stderr)
         outcomes.write("skipped", module)
         tests = []
-    if chosen:
-        with open(chosen.lstrip("+"), encoding="utf-8") as file:
+    if selection:
+        with open(selection.lstrip("+"), encoding="utf-8") as file:
             ids = set(file.read().split("\n"))
-        tests = [test for test in tests if (name(test) in ids) == chosen.startswith("+")]
+        tests = [test for test in tests if (test_name(test) in ids) == selection.startswith("+")]
     unittest.TestSuite(tests).run(outcomes)
     outcomes.write("end")
     # Threads that a failed test left behind must not hold up the end.

@@ -12,7 +12,7 @@ MAX_BYTES = 300_000
 HANG_S = 100
 
 
-class Tracked:
+class TrackedFile:
     """A file as the journal has it."""
 
     def __init__(self, inode, names):
@@ -67,9 +67,9 @@ def is_between(found, before, after):
     return lengths[0] <= len(found) <= lengths[1] and is_either
 
 
-def difference(found, wanted):
-    at = next((at for at, (a, b) in enumerate(zip(found, wanted)) if a != b), min(len(found), len(wanted)))
-    return f"{len(found)} bytes, wanted {len(wanted)}; they differ from {at} on: {found[at:at+8].hex()} not {wanted[at:at+8].hex()}"
+def difference(found, expected):
+    at = next((at for at, (a, b) in enumerate(zip(found, expected)) if a != b), min(len(found), len(expected)))
+    return f"{len(found)} bytes, wanted {len(expected)}; they differ from {at} on: {found[at:at+8].hex()} not {expected[at:at+8].hex()}"
 
 
 class Worker:
@@ -83,7 +83,7 @@ class Worker:
         for _ in range(3):
             self.make()
 
-    def tell(self, **what):
+    def write_journal(self, **what):
         os.write(self.journal, (json.dumps(what) + "\n").encode())
 
     def make(self):
@@ -93,21 +93,21 @@ class Worker:
         file.id, file.name, file.is_append = self.count, name, self.random.random() < 0.4
         flags = os.O_CREAT | (os.O_APPEND if file.is_append else 0) | self.random.choice([os.O_RDWR, os.O_WRONLY])
         file.fd = os.open(self.path(file), flags, 0o600)
-        file.model = Tracked(os.fstat(file.fd).st_ino, [name])
+        file.model = TrackedFile(os.fstat(file.fd).st_ino, [name])
         file.can_read = flags & os.O_ACCMODE == os.O_RDWR
         file.owes_sync = 0
-        self.tell(op="make", file=file.id, inode=file.model.inode, name=name)
+        self.write_journal(op="make", file=file.id, inode=file.model.inode, name=name)
         self.files.append(file)
 
     def path(self, file):
         return os.path.join(self.directory, file.name)
 
-    def note(self, file, **what):
+    def record_and_apply(self, file, **what):
         """Tells what is about to be done, and does it to the model."""
-        self.tell(file=file.id, **what)
+        self.write_journal(file=file.id, **what)
         file.model.apply(what)
 
-    def place(self, file, length, positioned=True):
+    def choose_offset(self, file, length, positioned=True):
         if file.is_append or not positioned:
             return len(file.model.now)
         return self.random.randrange(min(len(file.model.now), MAX_BYTES - length) + 1)
@@ -123,14 +123,14 @@ class Worker:
         # What ends a file's part in the log is rare.
         if how in ("child", "sendfile", "mmap", "dup") and self.random.random() < 0.97:
             how = "pwrite"
-        at = self.place(file, length)
+        at = self.choose_offset(file, length)
         data = bytes([byte]) * length
         if how == "mmap":
             if not file.can_read or len(file.model.now) < 4096:
                 return
             length = min(length, 3000)
             at = self.random.randrange(len(file.model.now) - length + 1) if not file.is_append else 0
-            self.note(file, op="write", at=at, length=length, byte=byte)
+            self.record_and_apply(file, op="write", at=at, length=length, byte=byte)
             with mmap.mmap(file.fd, len(file.model.now)) as mapped:
                 mapped[at : at + length] = data[:length]
             return
@@ -138,14 +138,14 @@ class Worker:
             at, byte, length = len(file.model.now), 7, min(length, 50_000)
             if file.is_append:
                 return
-            self.note(file, op="write", at=at, length=length, byte=byte)
+            self.record_and_apply(file, op="write", at=at, length=length, byte=byte)
             os.lseek(file.fd, at, os.SEEK_SET)
             source = os.open(self.source, os.O_RDONLY)
             done = 0
             while done < length:
                 done += os.sendfile(file.fd, source, done, length - done)
             return os.close(source)
-        self.note(file, op="write", at=at, length=length, byte=byte)
+        self.record_and_apply(file, op="write", at=at, length=length, byte=byte)
         if how in ("write", "writev", "dup") and not file.is_append:
             os.lseek(file.fd, at, os.SEEK_SET)
         if how == "write":
@@ -169,13 +169,13 @@ class Worker:
         assert done == length, (how, done, length)
 
     def sync(self, file):
-        self.tell(op="sync", file=file.id)
+        self.write_journal(op="sync", file=file.id)
         self.random.choice([os.fsync, os.fdatasync])(file.fd)
-        self.tell(op="synced", file=file.id)
+        self.write_journal(op="synced", file=file.id)
 
     def truncate(self, file):
         length = self.random.randrange(len(file.model.now) + 1)
-        self.note(file, op="truncate", length=length)
+        self.record_and_apply(file, op="truncate", length=length)
         os.ftruncate(file.fd, length)
 
     def reopen(self, file):
@@ -186,18 +186,18 @@ class Worker:
     def rename(self, file):
         self.count += 1
         name = f"file-{self.count}"
-        self.tell(op="rename", file=file.id, name=name)
+        self.write_journal(op="rename", file=file.id, name=name)
         old, file.name = self.path(file), name
         os.rename(old, self.path(file))
 
     def remove(self, file):
-        self.tell(op="remove", file=file.id)
+        self.write_journal(op="remove", file=file.id)
         os.unlink(self.path(file))
         os.close(file.fd)
         self.files.remove(file)
         self.make()
 
-    def look(self, file):
+    def read_by_another_process(self, file):
         """Somebody else looks at the file."""
         # By which the program learns that its keeper is gone: else, or where it is killed just now, the other one waits for the
         # kernel's lease-break-time.
@@ -226,15 +226,15 @@ class Worker:
             self.sync(file)
         else:
             self.random.choice(
-                [self.truncate, self.reopen, self.rename, self.remove, self.look, self.lock, self.make_one_inherit, self.reopen]
+                [self.truncate, self.reopen, self.rename, self.remove, self.read_by_another_process, self.lock, self.write_by_another_program, self.reopen]
             )(file)
 
-    def make_one_inherit(self, file):
+    def write_by_another_program(self, file):
         os.set_inheritable(file.fd, True)
         length, byte, at = 700, self.random.randrange(1, 256), len(file.model.now)
         if at + length > MAX_BYTES:
             return
-        self.note(file, op="write", at=at, length=length, byte=byte)
+        self.record_and_apply(file, op="write", at=at, length=length, byte=byte)
         code = f"import os; os.lseek({file.fd}, {at}, 0); os.write({file.fd}, bytes([{byte}]) * {length})"
         subprocess.run([sys.executable, "-c", code], close_fds=False, timeout=HANG_S, check=True)
         os.set_inheritable(file.fd, False)
@@ -254,7 +254,7 @@ def read_journal(journal):
             what = json.loads(line)
             file = files.get(what["file"])
             if what["op"] == "make":
-                files[what["file"]] = Tracked(what["inode"], [what["name"]])
+                files[what["file"]] = TrackedFile(what["inode"], [what["name"]])
             elif what["op"] == "sync":
                 file.syncing = (bytes(file.now), len(file.pending))
             elif what["op"] == "synced":
@@ -281,16 +281,16 @@ def check(directory, journal, how):
     for number, file in files.items():
         if file.is_removed or how == "lost" and file.synced is None:
             continue
-        there = [name for name in file.names if os.path.exists(os.path.join(directory, name))]
-        there = [name for name in there if os.stat(os.path.join(directory, name)).st_ino == file.inode]
-        assert there, f"file {number} is gone, it was {file.names}"
-        path = os.path.join(directory, there[-1])
+        existing_names = [name for name in file.names if os.path.exists(os.path.join(directory, name))]
+        existing_names = [name for name in existing_names if os.stat(os.path.join(directory, name)).st_ino == file.inode]
+        assert existing_names, f"file {number} is gone, it was {file.names}"
+        path = os.path.join(directory, existing_names[-1])
         with open(path, "rb") as found:
             found = found.read()
         try:
             (file.check_lost if how == "lost" else file.check_whole)(found)
         except AssertionError as error:
-            raise AssertionError(f"file {number} ({there[-1]}): {error}")
+            raise AssertionError(f"file {number} ({existing_names[-1]}): {error}")
         assert how != "clean" or "user.uncopy.log" not in os.listxattr(path), f"file {number} is still marked"
         checked += 1
     print("checked", checked)

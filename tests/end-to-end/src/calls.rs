@@ -9,23 +9,24 @@ use std::ptr::null_mut;
 
 use libc::{iovec, off_t, off64_t, size_t, ssize_t};
 
-use crate::plain::{Outcome, errno, outcome, raw_read, raw_write};
+use crate::oracle::{CallResult, call_result, errno, raw_read, raw_write};
 
 unsafe extern "C" {
     fn bcopy(source: *const c_void, destination: *mut c_void, len: size_t);
     fn mempcpy(destination: *mut c_void, source: *const c_void, len: size_t) -> *mut c_void;
-    fn __memcpy_chk(to: *mut c_void, from: *const c_void, len: size_t, room: size_t) -> *mut c_void;
-    fn __memmove_chk(to: *mut c_void, from: *const c_void, len: size_t, room: size_t) -> *mut c_void;
-    fn __mempcpy_chk(to: *mut c_void, from: *const c_void, len: size_t, room: size_t) -> *mut c_void;
-    fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t;
-    fn __pread_chk(fd: c_int, buffer: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t;
-    fn __pread64_chk(fd: c_int, buffer: *mut c_void, len: size_t, at: off64_t, room: size_t) -> ssize_t;
-    fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t;
+    fn __memcpy_chk(to: *mut c_void, from: *const c_void, len: size_t, object_len: size_t) -> *mut c_void;
+    fn __memmove_chk(to: *mut c_void, from: *const c_void, len: size_t, object_len: size_t) -> *mut c_void;
+    fn __mempcpy_chk(to: *mut c_void, from: *const c_void, len: size_t, object_len: size_t) -> *mut c_void;
+    fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, object_len: size_t) -> ssize_t;
+    fn __pread_chk(fd: c_int, buffer: *mut c_void, len: size_t, at: off_t, object_len: size_t) -> ssize_t;
+    fn __pread64_chk(fd: c_int, buffer: *mut c_void, len: size_t, at: off64_t, object_len: size_t)
+    -> ssize_t;
+    fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, object_len: size_t, flags: c_int) -> ssize_t;
     fn __recvfrom_chk(
         fd: c_int,
         buffer: *mut c_void,
         len: size_t,
-        room: size_t,
+        object_len: size_t,
         flags: c_int,
         address: *mut libc::sockaddr,
         address_len: *mut libc::socklen_t,
@@ -175,13 +176,13 @@ impl InputCall {
     ///
     /// # Panics
     /// When `recvmmsg` reports another number of messages than one.
-    pub unsafe fn input(self, fd: i32, parts: &mut [iovec], flags: c_int) -> Outcome {
+    pub unsafe fn input(self, fd: i32, parts: &mut [iovec], flags: c_int) -> CallResult {
         let iovec { iov_base: base, iov_len: len } = parts[0];
         let count = c_int::try_from(parts.len()).expect("few parts");
         let vector = parts.as_ptr();
         // SAFETY: the caller promises the parts; the headers built here live through the calls.
         unsafe {
-            outcome(match self {
+            call_result(match self {
                 Self::Read => black_box::<ReadType>(libc::read)(fd, base, len),
                 Self::Readv => black_box::<VectorType>(libc::readv)(fd, vector, count),
                 Self::Preadv2 => black_box::<VectorAt2Type>(preadv2)(fd, vector, count, -1, 0),
@@ -286,14 +287,14 @@ impl OutputCall {
     ///
     /// # Panics
     /// When `sendmmsg` reports another number of messages than one.
-    pub unsafe fn output(self, fd: i32, parts: &mut [iovec], flags: c_int) -> Outcome {
+    pub unsafe fn output(self, fd: i32, parts: &mut [iovec], flags: c_int) -> CallResult {
         let iovec { iov_base: base, iov_len: len } = parts[0];
         let base = base.cast_const();
         let count = c_int::try_from(parts.len()).expect("few parts");
         let vector = parts.as_ptr();
         // SAFETY: the caller promises the parts; the headers built here live through the calls.
         unsafe {
-            outcome(match self {
+            call_result(match self {
                 Self::Write => black_box::<WriteType>(libc::write)(fd, base, len),
                 Self::Writev => black_box::<VectorType>(libc::writev)(fd, vector, count),
                 Self::Pwritev2 => black_box::<VectorAt2Type>(pwritev2)(fd, vector, count, -1, 0),
@@ -370,12 +371,12 @@ impl FileInput {
     ///
     /// # Safety
     /// As [`InputCall::input`].
-    pub unsafe fn input(self, fd: i32, parts: &[iovec], at: i64) -> Outcome {
+    pub unsafe fn input(self, fd: i32, parts: &[iovec], at: i64) -> CallResult {
         let iovec { iov_base: base, iov_len: len } = parts[0];
         let count = c_int::try_from(parts.len()).expect("few parts");
         let vector = parts.as_ptr();
         // SAFETY: the caller promises that `parts` are writable; `vector` has `count` entries.
-        outcome(unsafe {
+        call_result(unsafe {
             match self {
                 Self::Pread => {
                     black_box(libc::pread as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at)
@@ -428,13 +429,13 @@ impl FileOutput {
     ///
     /// # Safety
     /// As [`OutputCall::output`].
-    pub unsafe fn output(self, fd: i32, parts: &[iovec], at: i64) -> Outcome {
+    pub unsafe fn output(self, fd: i32, parts: &[iovec], at: i64) -> CallResult {
         let iovec { iov_base: base, iov_len: len } = parts[0];
         let base = base.cast_const();
         let count = c_int::try_from(parts.len()).expect("few parts");
         let vector = parts.as_ptr();
         // SAFETY: the caller promises that `parts` describe readable memory; `vector` has `count` entries.
-        outcome(unsafe {
+        call_result(unsafe {
             match self {
                 Self::Pwrite => {
                     black_box(libc::pwrite as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at)

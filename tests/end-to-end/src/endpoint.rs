@@ -33,7 +33,7 @@ pub struct Channel {
 
 /// Position of a payload: buffer and offset.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Location {
     buffer: usize,
     at: usize,
 }
@@ -43,9 +43,9 @@ struct Place {
 pub struct Endpoint {
     channel: Channel,
     /// Decides the sizes, contents and copies of messages, whatever pieces the transport makes of them.
-    plan: Random,
+    content_random: Random,
     /// Decides the calls that send and receive.
-    random: Random,
+    call_random: Random,
     pool: Vec<Buffer>,
     calls: BTreeMap<String, usize>,
     turns: BTreeMap<(&'static str, usize), usize>,
@@ -60,15 +60,15 @@ impl Endpoint {
     /// Makes an end with a pool of buffers of every origin.
     #[must_use]
     pub fn new(channel: Channel, seed: u64) -> Self {
-        let random = Random::new(seed);
-        let plan = Random::new(seed ^ 0xffff);
+        let call_random = Random::new(seed);
+        let content_random = Random::new(seed ^ 0xffff);
         let mut pool: Vec<Buffer> =
             [Origin::Malloc, Origin::Malloc, Origin::Calloc, Origin::Aligned, Origin::Mapped]
                 .iter()
                 .map(|origin| Buffer::new(*origin, BUFFER_BYTES))
                 .collect();
         pool.push(Buffer::copy_of(CopyCall::Memcpy, &pool[0], 0, BUFFER_BYTES));
-        Self { channel, plan, random, pool, calls: BTreeMap::new(), turns: BTreeMap::new() }
+        Self { channel, content_random, call_random, pool, calls: BTreeMap::new(), turns: BTreeMap::new() }
     }
 
     /// Echoes messages until the client ends the conversation.
@@ -76,10 +76,10 @@ impl Endpoint {
     /// # Panics
     /// When a byte, a length or a result is wrong.
     pub fn serve(&mut self) {
-        while let Some((place, len)) = self.receive_message() {
-            let place = self.chain(place, len);
-            self.output(place, len, None);
-            self.disturb();
+        while let Some((location, len)) = self.receive_message() {
+            let location = self.copy_around(location, len);
+            self.output(location, len, None);
+            self.perturb_pool();
         }
         self.check_everything();
     }
@@ -90,29 +90,30 @@ impl Endpoint {
     /// When a byte, a length or a result is wrong.
     pub fn converse(&mut self, messages: usize) {
         for number in 0..messages {
-            let len = self.plan.length(self.channel.payload_limit);
-            let seed = self.plan.word();
-            let place = self.place(len, None);
-            self.pool[place.buffer].store(place.at, len, seed);
-            let place = if self.plan.one_in(2) { self.chain(place, len) } else { place };
-            self.output(place, len, Some(header(len, seed)));
-            let answer = self.place(len, Some(place.buffer));
+            let len = self.content_random.length(self.channel.payload_limit);
+            let seed = self.content_random.next_u64();
+            let location = self.location(len, None);
+            self.pool[location.buffer].store(location.at, len, seed);
+            let location =
+                if self.content_random.one_in(2) { self.copy_around(location, len) } else { location };
+            self.output(location, len, Some(header(len, seed)));
+            let answer = self.location(len, Some(location.buffer));
             if self.channel.stream {
                 self.input(answer, len, seed, 0);
             } else {
                 let prefix = Vec::new();
                 self.input_datagram(answer, len, seed, &prefix);
             }
-            let answer = if self.plan.one_in(2) { self.chain(answer, len) } else { answer };
+            let answer = if self.content_random.one_in(2) { self.copy_around(answer, len) } else { answer };
             self.pool[answer.buffer].check(
                 answer.at,
                 len,
                 &format!("answer to message {number} of {len} bytes"),
             );
-            self.disturb();
+            self.perturb_pool();
         }
-        let place = self.place(1, None);
-        self.output(place, 0, Some(header(0, 0)));
+        let location = self.location(1, None);
+        self.output(location, 0, Some(header(0, 0)));
         self.check_everything();
     }
 
@@ -145,7 +146,7 @@ impl Endpoint {
     }
 
     /// The next member of `calls`, each in turn.
-    fn next<T: Copy + std::fmt::Debug>(&mut self, kind: &'static str, calls: &[T]) -> T {
+    fn next_call<T: Copy + std::fmt::Debug>(&mut self, kind: &'static str, calls: &[T]) -> T {
         let turn = self.turns.entry((kind, calls.len())).or_default();
         let call = loop {
             *turn += 1;
@@ -159,69 +160,69 @@ impl Endpoint {
     }
 
     /// Returns a place for `len` bytes, not in the buffer `except`.
-    fn place(&mut self, len: usize, except: Option<usize>) -> Place {
+    fn location(&mut self, len: usize, except: Option<usize>) -> Location {
         let buffer = loop {
-            let buffer = self.plan.below(self.pool.len());
+            let buffer = self.content_random.below(self.pool.len());
             if Some(buffer) != except {
                 break buffer;
             }
         };
-        let room = self.pool[buffer].len() - len;
-        let at = match self.plan.below(4) {
+        let max_start = self.pool[buffer].len() - len;
+        let at = match self.content_random.below(4) {
             0 => 0,
-            1 => room.min(self.plan.below(64)),
-            2 => room.min(4096 * self.plan.below(16)),
-            _ => self.plan.below(room + 1),
+            1 => max_start.min(self.content_random.below(64)),
+            2 => max_start.min(4096 * self.content_random.below(16)),
+            _ => self.content_random.below(max_start + 1),
         };
-        Place { buffer, at }
+        Location { buffer, at }
     }
 
     /// Copies a payload from buffer to buffer a few times, sometimes within a buffer.
-    fn chain(&mut self, mut place: Place, len: usize) -> Place {
-        for _ in 0..self.plan.below(8) {
-            if self.plan.one_in(4) {
-                let call = self.next("", CopyCall::OVERLAPPING);
-                let buffer = &mut self.pool[place.buffer];
-                let distance = self.plan.pick(&[1, 45, 4095, 4096, 16384, 70_000]);
-                let to = if self.plan.one_in(2) {
-                    place.at.saturating_sub(distance)
+    fn copy_around(&mut self, mut location: Location, len: usize) -> Location {
+        for _ in 0..self.content_random.below(8) {
+            if self.content_random.one_in(4) {
+                let call = self.next_call("", CopyCall::OVERLAPPING);
+                let buffer = &mut self.pool[location.buffer];
+                let distance = self.content_random.pick(&[1, 45, 4095, 4096, 16384, 70_000]);
+                let to = if self.content_random.one_in(2) {
+                    location.at.saturating_sub(distance)
                 } else {
-                    (place.at + distance).min(buffer.len() - len)
+                    (location.at + distance).min(buffer.len() - len)
                 };
-                buffer.copy_within(call, to, place.at, len);
-                place.at = to;
+                buffer.copy_within(call, to, location.at, len);
+                location.at = to;
             } else {
-                let call = self.next("", CopyCall::ALL);
-                let to = self.place(len, Some(place.buffer));
-                let (target, source) = two(&mut self.pool, to.buffer, place.buffer);
-                target.copy_from(call, to.at, source, place.at, len);
-                place = to;
+                let call = self.next_call("", CopyCall::ALL);
+                let to = self.location(len, Some(location.buffer));
+                let (target, source) = disjoint_pair(&mut self.pool, to.buffer, location.buffer);
+                target.copy_from(call, to.at, source, location.at, len);
+                location = to;
             }
         }
-        place
+        location
     }
 
     /// Touches, checks and replaces buffers here and there.
-    fn disturb(&mut self) {
-        let index = self.plan.below(self.pool.len());
-        let seed = self.plan.word();
-        match self.plan.below(10) {
+    fn perturb_pool(&mut self) {
+        let index = self.content_random.below(self.pool.len());
+        let seed = self.content_random.next_u64();
+        match self.content_random.below(10) {
             0 => self.pool[index].check_all("a buffer between messages"),
             1 => {
-                let (at, len) = self.plan.range(BUFFER_BYTES / 4);
+                let (at, len) = self.content_random.range(BUFFER_BYTES / 4);
                 self.pool[index].store(at, len, seed);
             }
             2 => {
-                let at = self.plan.below(BUFFER_BYTES / 2);
+                let at = self.content_random.below(BUFFER_BYTES / 2);
                 self.pool[index].store(at, 1, seed);
             }
-            3 => self.pool[index].check_sparsely(&mut self.plan, "a buffer between messages"),
+            3 => self.pool[index].check_sparsely(&mut self.content_random, "a buffer between messages"),
             4 => {
-                let (at, len) = self.plan.range(BUFFER_BYTES / 4);
+                let (at, len) = self.content_random.range(BUFFER_BYTES / 4);
                 self.pool[index].set(at, len, 0xa5);
             }
             5 if Origin::HEAP.contains(&self.pool[index].origin()) => {
-                let smaller = self.plan.between(4096, BUFFER_BYTES);
+                let smaller = self.content_random.between(4096, BUFFER_BYTES);
                 self.pool[index].resize(smaller);
                 self.pool[index].resize(BUFFER_BYTES);
             }
@@ -232,7 +233,7 @@ impl Endpoint {
             7 => {
                 // Half of the pool stays with the allocator, so that there is always something to elide.
                 let origins = if index < 3 { Origin::HEAP } else { Origin::ALLOCATED };
-                let origin = self.plan.pick(origins);
+                let origin = self.content_random.pick(origins);
                 self.pool[index] = Buffer::new(origin, BUFFER_BYTES);
             }
             _ => {}
@@ -240,21 +241,21 @@ impl Endpoint {
     }
 
     /// Receives header and payload. Returns `None` for the message that ends the conversation.
-    fn receive_message(&mut self) -> Option<(Place, usize)> {
+    fn receive_message(&mut self) -> Option<(Location, usize)> {
         let mut bytes = [0u8; HEADER_BYTES];
         if !self.channel.stream {
             // The size is learned by peeking, which must leave the datagram where it is.
             let part = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: HEADER_BYTES };
-            let call = self.next("in ", InputCall::WITH_FLAGS);
+            let call = self.next_call("in ", InputCall::WITH_FLAGS);
             set_nonblocking(self.channel.input, false);
             // SAFETY: the part is the local array.
-            let whole =
+            let total_len =
                 unsafe { call.input(self.channel.input, &mut [part], libc::MSG_PEEK | libc::MSG_TRUNC) };
             let (len, seed) = parse(bytes);
-            assert_eq!(whole, Ok(HEADER_BYTES + len), "{call:?} with MSG_PEEK | MSG_TRUNC");
-            let place = self.place(len + HEADER_BYTES, None);
-            self.input_datagram(place, len, seed, &bytes);
-            return (len > 0).then_some((Place { at: place.at + HEADER_BYTES, ..place }, len));
+            assert_eq!(total_len, Ok(HEADER_BYTES + len), "{call:?} with MSG_PEEK | MSG_TRUNC");
+            let location = self.location(len + HEADER_BYTES, None);
+            self.input_datagram(location, len, seed, &bytes);
+            return (len > 0).then_some((Location { at: location.at + HEADER_BYTES, ..location }, len));
         }
         let mut got = 0;
         while got < HEADER_BYTES {
@@ -265,29 +266,29 @@ impl Endpoint {
         if len == 0 {
             return None;
         }
-        let place = self.place(len, None);
-        self.input(place, len, seed, 0);
-        Some((place, len))
+        let location = self.location(len, None);
+        self.input(location, len, seed, 0);
+        Some((location, len))
     }
 
-    /// Receives the stream `seed` from its byte `skip` on until `len` bytes are at `place`.
-    fn input(&mut self, place: Place, len: usize, seed: u64, skip: usize) {
+    /// Receives the stream `seed` from its byte `skip` on until `len` bytes are at `location`.
+    fn input(&mut self, location: Location, len: usize, seed: u64, skip: usize) {
         let mut got = skip;
         while got < len {
             let left = len - got;
-            let want = if self.random.one_in(3) { self.random.length(left) } else { left };
-            let at = place.at + got;
-            if self.channel.socket && self.random.one_in(6) {
-                let mut parts = self.parts(place.buffer, at, want);
+            let want = if self.call_random.one_in(3) { self.call_random.length(left) } else { left };
+            let at = location.at + got;
+            if self.channel.socket && self.call_random.one_in(6) {
+                let mut parts = self.parts(location.buffer, at, want);
                 let peeked = self.input_once(&mut parts, libc::MSG_PEEK);
-                self.pool[place.buffer].received_stream(at, peeked, seed, got);
-                if self.random.one_in(2) {
-                    self.pool[place.buffer].check(at, peeked, "peeked bytes");
+                self.pool[location.buffer].note_received_stream(at, peeked, seed, got);
+                if self.call_random.one_in(2) {
+                    self.pool[location.buffer].check(at, peeked, "peeked bytes");
                 }
             }
-            let mut parts = self.parts(place.buffer, at, want);
+            let mut parts = self.parts(location.buffer, at, want);
             let received = self.input_once(&mut parts, 0);
-            self.pool[place.buffer].received_stream(at, received, seed, got);
+            self.pool[location.buffer].note_received_stream(at, received, seed, got);
             got += received;
         }
     }
@@ -300,27 +301,30 @@ impl Endpoint {
             (true, 0) => InputCall::SOCKET,
             (true, _) => InputCall::WITH_FLAGS,
         };
-        let call = self.next("in ", calls);
+        let call = self.next_call("in ", calls);
         let takes_flags = InputCall::WITH_FLAGS.contains(&call);
-        let nonblocking = self.random.one_in(2);
-        set_nonblocking(fd, nonblocking && !(takes_flags && self.random.one_in(2)));
+        let nonblocking = self.call_random.one_in(2);
+        set_nonblocking(fd, nonblocking && !(takes_flags && self.call_random.one_in(2)));
         let mut all_flags = flags;
         if takes_flags && nonblocking {
             all_flags |= libc::MSG_DONTWAIT;
         }
-        let wait_all = takes_flags && !nonblocking && flags == 0 && self.random.one_in(2);
+        let wait_all = takes_flags && !nonblocking && flags == 0 && self.call_random.one_in(2);
         if wait_all {
             all_flags |= libc::MSG_WAITALL;
         }
-        let room: usize =
+        let capacity: usize =
             if call.is_vector() { parts.iter().map(|part| part.iov_len).sum() } else { parts[0].iov_len };
         loop {
             // SAFETY: the parts are inside buffers of the pool or the caller's array.
             match unsafe { call.input(fd, parts, all_flags) } {
                 Ok(0) => panic!("{call:?}: the other end closed the connection"),
                 Ok(count) => {
-                    assert!(count <= room, "{call:?} received {count} bytes into {room}");
-                    assert!(!wait_all || count == room, "{call:?} with MSG_WAITALL gave {count} of {room}");
+                    assert!(count <= capacity, "{call:?} received {count} bytes into {capacity}");
+                    assert!(
+                        !wait_all || count == capacity,
+                        "{call:?} with MSG_WAITALL gave {count} of {capacity}"
+                    );
                     return count;
                 }
                 Err(libc::EAGAIN) if nonblocking => wait_ready(fd, libc::POLLIN),
@@ -332,38 +336,38 @@ impl Endpoint {
     }
 
     /// Receives one datagram: `prefix` and the payload.
-    fn input_datagram(&mut self, place: Place, len: usize, seed: u64, prefix: &[u8]) {
-        let whole = prefix.len() + len;
-        let room = (self.pool[place.buffer].len() - place.at).min(whole + 100);
-        let mut parts = self.parts(place.buffer, place.at, room.max(1));
+    fn input_datagram(&mut self, location: Location, len: usize, seed: u64, prefix: &[u8]) {
+        let total_len = prefix.len() + len;
+        let space = (self.pool[location.buffer].len() - location.at).min(total_len + 100);
+        let mut parts = self.parts(location.buffer, location.at, space.max(1));
         let call = loop {
-            let call = self.next("in ", InputCall::SOCKET);
+            let call = self.next_call("in ", InputCall::SOCKET);
             if call.is_vector() || parts.len() == 1 {
                 break call;
             }
-            parts = vec![self.pool[place.buffer].part(place.at, room.max(1))];
+            parts = vec![self.pool[location.buffer].part(location.at, space.max(1))];
         };
         set_nonblocking(self.channel.input, false);
         // SAFETY: the parts are inside a buffer of the pool.
         let received = unsafe { call.input(self.channel.input, &mut parts, 0) };
-        assert_eq!(received, Ok(whole), "{call:?}: a datagram must come whole");
-        self.pool[place.buffer].received(place.at, prefix);
-        self.pool[place.buffer].received_stream(place.at + prefix.len(), len, seed, 0);
+        assert_eq!(received, Ok(total_len), "{call:?}: a datagram must come whole");
+        self.pool[location.buffer].note_received(location.at, prefix);
+        self.pool[location.buffer].note_received_stream(location.at + prefix.len(), len, seed, 0);
     }
 
     /// Sends a payload, behind a header if there is one.
-    fn output(&mut self, place: Place, len: usize, header: Option<[u8; HEADER_BYTES]>) {
+    fn output(&mut self, location: Location, len: usize, header: Option<[u8; HEADER_BYTES]>) {
         let mut header = header.map_or_else(Vec::new, |header| header.to_vec());
         if !self.channel.stream {
-            let (mut place, mut len) = (place, len);
-            if place.at >= header.len() {
+            let (mut location, mut len) = (location, len);
+            if location.at >= header.len() {
                 // The header goes in front of the payload, in the buffer itself.
-                place.at -= header.len();
+                location.at -= header.len();
                 len += header.len();
-                self.pool[place.buffer].put(place.at, &header);
+                self.pool[location.buffer].store_bytes(location.at, &header);
                 header.clear();
             }
-            let mut parts = self.parts(place.buffer, place.at, len);
+            let mut parts = self.parts(location.buffer, location.at, len);
             let mut calls = OutputCall::SOCKET;
             if !header.is_empty() {
                 parts.insert(0, iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() });
@@ -371,30 +375,33 @@ impl Endpoint {
             if parts.len() > 1 {
                 calls =
                     &[OutputCall::Writev, OutputCall::Pwritev2, OutputCall::Pwritev64v2, OutputCall::Sendmsg];
-                if self.random.one_in(5) {
+                if self.call_random.one_in(5) {
                     calls = &[OutputCall::Sendmmsg];
                 }
             }
-            let call = self.next("out ", calls);
+            let call = self.next_call("out ", calls);
             set_nonblocking(self.channel.output, false);
             // SAFETY: the parts are inside a buffer of the pool and the header.
             let sent = unsafe { call.output(self.channel.output, &mut parts, libc::MSG_NOSIGNAL) };
             assert_eq!(sent, Ok(header.len() + len), "{call:?}: a datagram must go whole");
             return;
         }
-        let whole = header.len() + len;
+        let total_len = header.len() + len;
         let mut sent = 0;
-        while sent < whole {
+        while sent < total_len {
             let in_header = header.len().saturating_sub(sent);
             let from = sent.saturating_sub(header.len());
-            let want =
-                if self.random.one_in(3) && from < len { self.random.length(len - from) } else { len - from };
+            let want = if self.call_random.one_in(3) && from < len {
+                self.call_random.length(len - from)
+            } else {
+                len - from
+            };
             let mut parts =
-                if want > 0 { self.parts(place.buffer, place.at + from, want) } else { Vec::new() };
+                if want > 0 { self.parts(location.buffer, location.at + from, want) } else { Vec::new() };
             if in_header > 0 {
                 parts.insert(0, iovec { iov_base: header[sent..].as_mut_ptr().cast(), iov_len: in_header });
             }
-            sent += self.output_once(&mut parts, sent + in_header + want < whole);
+            sent += self.output_once(&mut parts, sent + in_header + want < total_len);
         }
     }
 
@@ -402,25 +409,28 @@ impl Endpoint {
     fn output_once(&mut self, parts: &mut [iovec], more_follows: bool) -> usize {
         let fd = self.channel.output;
         let calls = if self.channel.socket { OutputCall::SOCKET } else { OutputCall::ANY };
-        let call = self.next("out ", calls);
+        let call = self.next_call("out ", calls);
         let takes_flags = OutputCall::WITH_FLAGS.contains(&call);
-        let nonblocking = self.random.one_in(2);
-        set_nonblocking(fd, nonblocking && !(takes_flags && self.random.one_in(2)));
+        let nonblocking = self.call_random.one_in(2);
+        set_nonblocking(fd, nonblocking && !(takes_flags && self.call_random.one_in(2)));
         let mut flags = libc::MSG_NOSIGNAL;
         if takes_flags && nonblocking {
             flags |= libc::MSG_DONTWAIT;
         }
-        let whole: usize =
+        let total_len: usize =
             if call.is_vector() { parts.iter().map(|part| part.iov_len).sum() } else { parts[0].iov_len };
-        if takes_flags && more_follows && self.random.one_in(2) {
+        if takes_flags && more_follows && self.call_random.one_in(2) {
             flags |= libc::MSG_MORE;
         }
         loop {
             // SAFETY: the parts are inside buffers of the pool or the header.
             match unsafe { call.output(fd, parts, flags) } {
                 Ok(count) => {
-                    assert!(count > 0 && count <= whole, "{call:?} sent {count} of {whole} bytes");
-                    assert!(nonblocking || count == whole, "blocking {call:?} sent {count} of {whole} bytes");
+                    assert!(count > 0 && count <= total_len, "{call:?} sent {count} of {total_len} bytes");
+                    assert!(
+                        nonblocking || count == total_len,
+                        "blocking {call:?} sent {count} of {total_len} bytes"
+                    );
                     return count;
                 }
                 Err(libc::EAGAIN) if nonblocking => wait_ready(fd, libc::POLLOUT),
@@ -431,16 +441,16 @@ impl Endpoint {
 
     /// Cuts a range of a buffer into parts.
     fn parts(&mut self, buffer: usize, at: usize, len: usize) -> Vec<iovec> {
-        let count = if self.random.one_in(2) { 1 } else { self.random.between(2, 6) };
+        let count = if self.call_random.one_in(2) { 1 } else { self.call_random.between(2, 6) };
         let buffer = &self.pool[buffer];
         let mut parts = Vec::with_capacity(count);
         let mut done = 0;
         for number in 1..=count {
             let left = len - done;
-            let part = if number == count { left } else { self.random.below(left + 1) };
+            let part = if number == count { left } else { self.call_random.below(left + 1) };
             // The first part is never empty: a call that takes one part takes this one.
             let part = if number == 1 { part.max(left.min(1)) } else { part };
-            if part > 0 || (number > 1 && self.random.one_in(4)) {
+            if part > 0 || (number > 1 && self.call_random.one_in(4)) {
                 parts.push(buffer.part(at + done, part));
             }
             done += part;
@@ -467,7 +477,7 @@ fn parse(bytes: [u8; HEADER_BYTES]) -> (usize, u64) {
 }
 
 /// Two different members of a slice.
-fn two(pool: &mut [Buffer], target: usize, source: usize) -> (&mut Buffer, &Buffer) {
+fn disjoint_pair(pool: &mut [Buffer], target: usize, source: usize) -> (&mut Buffer, &Buffer) {
     let [target, source] = pool.get_disjoint_mut([target, source]).expect("different buffers");
     (target, source)
 }

@@ -2,7 +2,7 @@
 
 use crate::calls::{CopyCall, InputCall, OutputCall, set_buffer_size, set_nonblocking};
 use crate::mirror::{Buffer, Origin};
-use crate::plain::{self, PlainBytes};
+use crate::oracle::{self, OracleBytes};
 use crate::random::mix;
 
 /// A socket pair whose far end is driven by bare system calls.
@@ -10,7 +10,7 @@ use crate::random::mix;
 pub struct Feeder {
     near: i32,
     far: i32,
-    wire: PlainBytes,
+    wire: OracleBytes,
     seed: u64,
 }
 
@@ -33,7 +33,7 @@ impl Feeder {
             set_buffer_size(end, libc::SO_SNDBUF, 4 << 20);
             set_nonblocking(end, true);
         }
-        Self { near, far, wire: PlainBytes::new(WIRE_BYTES), seed }
+        Self { near, far, wire: OracleBytes::new(WIRE_BYTES), seed }
     }
 
     /// The end that the calls under test use.
@@ -57,7 +57,7 @@ impl Feeder {
         let len = len.min(WIRE_BYTES);
         self.wire.fill(0, len, self.seed, 0);
         // SAFETY: the wire was filled with `len` bytes, at most `WIRE_BYTES`.
-        let offered = unsafe { plain::raw_write(self.far, self.wire.pointer(), len) };
+        let offered = unsafe { oracle::raw_write(self.far, self.wire.pointer(), len) };
         (self.seed, offered.expect("an empty socket takes bytes"))
     }
 
@@ -75,7 +75,7 @@ impl Feeder {
                 // SAFETY: the part is inside the buffer.
                 let now = unsafe { call.input(self.near, &mut part, 0) };
                 let now = now.unwrap_or_else(|error| panic!("{call:?}: errno {error}"));
-                buffer.received_stream(at + done + got, now, seed, got);
+                buffer.note_received_stream(at + done + got, now, seed, got);
                 got += now;
             }
             done += offered;
@@ -84,7 +84,7 @@ impl Feeder {
 
     /// Returns a heap buffer all of whose bytes were received.
     #[must_use]
-    pub fn received(&mut self, len: usize) -> Buffer {
+    pub fn received_buffer(&mut self, len: usize) -> Buffer {
         let mut buffer = Buffer::new(Origin::Malloc, len);
         self.receive(InputCall::Recv, &mut buffer, 0, len);
         buffer
@@ -92,8 +92,8 @@ impl Feeder {
 
     /// Returns a heap buffer that is a copy of a received one, which is freed.
     #[must_use]
-    pub fn copied(&mut self, len: usize) -> Buffer {
-        let received = self.received(len);
+    pub fn copied_buffer(&mut self, len: usize) -> Buffer {
+        let received = self.received_buffer(len);
         Buffer::copy_of(CopyCall::Memcpy, &received, 0, len)
     }
 
@@ -108,7 +108,7 @@ impl Feeder {
             // SAFETY: the part is inside the buffer.
             let sent = unsafe { call.output(self.near, &mut part, libc::MSG_NOSIGNAL) };
             let sent = sent.unwrap_or_else(|error| panic!("{call:?}: errno {error}"));
-            self.expect(buffer, at + done, sent);
+            self.check_arrived(buffer, at + done, sent);
             done += sent;
         }
     }
@@ -117,16 +117,16 @@ impl Feeder {
     ///
     /// # Panics
     /// When a byte is wrong or missing.
-    pub fn expect(&mut self, buffer: &Buffer, at: usize, len: usize) {
+    pub fn check_arrived(&mut self, buffer: &Buffer, at: usize, len: usize) {
         let mut got = 0;
         while got < len {
             let want = (len - got).min(WIRE_BYTES);
             // SAFETY: the wire has room for `WIRE_BYTES` bytes, and `want` is at most that.
             let now =
-                unsafe { plain::raw_read(self.far, self.wire.pointer(), want) }.expect("bytes on the wire");
+                unsafe { oracle::raw_read(self.far, self.wire.pointer(), want) }.expect("bytes on the wire");
             // SAFETY: the wire holds `now` bytes; the mirror has the range.
             let wrong =
-                unsafe { plain::first_difference(self.wire.pointer(), buffer.mirror_at(at + got), now) };
+                unsafe { oracle::first_difference(self.wire.pointer(), buffer.mirror_at(at + got), now) };
             assert_eq!(wrong, None, "a wrong byte arrived, at this offset after {} of {at}+{len}", at + got);
             got += now;
         }

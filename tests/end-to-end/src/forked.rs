@@ -5,14 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libc::pid_t;
 
-use crate::plain::errno;
+use crate::oracle::errno;
 use crate::running::hang_report;
 
 /// Runs `work` in a child made by `fork`, which ends with status 1 when `work` panics; returns its process id.
 ///
 /// # Panics
 /// When the fork fails.
-pub fn child_of(fork: unsafe extern "C" fn() -> pid_t, work: impl FnOnce()) -> pid_t {
+pub fn fork_child_by(fork: unsafe extern "C" fn() -> pid_t, work: impl FnOnce()) -> pid_t {
     // SAFETY: the child runs `work` and ends by _exit.
     let pid = unsafe { std::hint::black_box(fork)() };
     assert!(pid >= 0, "fork: errno {}", errno());
@@ -24,9 +24,9 @@ pub fn child_of(fork: unsafe extern "C" fn() -> pid_t, work: impl FnOnce()) -> p
     pid
 }
 
-/// Runs `work` in a child, as [`child_of`].
-pub fn child(work: impl FnOnce()) -> pid_t {
-    child_of(libc::fork, work)
+/// Runs `work` in a child, as [`fork_child_by`].
+pub fn fork_child(work: impl FnOnce()) -> pid_t {
+    fork_child_by(libc::fork, work)
 }
 
 /// Waits for a child; returns its wait status.
@@ -66,6 +66,6 @@ pub fn wait_within(pid: pid_t, limit_ms: c_int) -> c_int {
 /// # Panics
 /// When the child panics, or hangs.
 pub fn in_child(limit_ms: c_int, work: impl FnOnce()) {
-    let status = wait_within(child(work), limit_ms);
+    let status = wait_within(fork_child(work), limit_ms);
     assert_eq!(status, 0, "the child ended with wait status {status:#x}");
 }

@@ -52,17 +52,17 @@ pub fn ab(mode: Mode, scratch: &Scratch, url: &str, len_bytes: usize, requests: 
         .mode(mode)
         .run(scratch, "ab")
         .expect_success();
-    let said = String::from_utf8_lossy(&done.output);
+    let report = String::from_utf8_lossy(&done.output);
     let value = |name: &str| {
-        let line = said.lines().find_map(|line| line.strip_prefix(name));
-        let line = line.unwrap_or_else(|| panic!("ab {url} said nothing of {name}\n{said}"));
+        let line = report.lines().find_map(|line| line.strip_prefix(name));
+        let line = line.unwrap_or_else(|| panic!("ab {url} said nothing of {name}\n{report}"));
         line.split_whitespace().next().and_then(|word| word.parse::<usize>().ok()).unwrap_or(usize::MAX)
     };
-    assert_eq!(value("Complete requests:"), requests, "ab {url}\n{said}");
-    assert_eq!(value("Failed requests:"), 0, "ab {url}\n{said}");
-    assert_eq!(value("Document Length:"), len_bytes, "ab {url}\n{said}");
-    assert_eq!(value("HTML transferred:"), len_bytes * requests, "ab {url}\n{said}");
-    assert!(!said.contains("Non-2xx"), "ab {url}\n{said}");
+    assert_eq!(value("Complete requests:"), requests, "ab {url}\n{report}");
+    assert_eq!(value("Failed requests:"), 0, "ab {url}\n{report}");
+    assert_eq!(value("Document Length:"), len_bytes, "ab {url}\n{report}");
+    assert_eq!(value("HTML transferred:"), len_bytes * requests, "ab {url}\n{report}");
+    assert!(!report.contains("Non-2xx"), "ab {url}\n{report}");
 }
 
 /// Has wrk request each of `paths` in turn for `seconds`; a script compares every response with the
@@ -98,7 +98,7 @@ pub fn wrk(mode: Mode, scratch: &Scratch, server: &str, paths: &[(&str, &Path)],
     let script = scratch.write("wrk.lua", script);
     let mut answers = 0;
     for seconds in [seconds, 4 * seconds, 16 * seconds] {
-        answers = ask_and_compare(mode, scratch, server, &script, seconds);
+        answers = run_wrk(mode, scratch, server, &script, seconds);
         if answers > 0 {
             break;
         }
@@ -108,7 +108,7 @@ pub fn wrk(mode: Mode, scratch: &Scratch, server: &str, paths: &[(&str, &Path)],
 }
 
 /// Runs wrk once; returns the number of responses.
-fn ask_and_compare(mode: Mode, scratch: &Scratch, server: &str, script: &Path, seconds: u32) -> usize {
+fn run_wrk(mode: Mode, scratch: &Scratch, server: &str, script: &Path, seconds: u32) -> usize {
     let done = Program::new(packaged("/usr/bin/wrk", "wrk"))
         .args(["-t", "2", "-c", "8", "-d", &format!("{seconds}s"), "--timeout", "20s", "-s"])
         .args([script.to_str().expect("UTF-8"), server])
@@ -116,14 +116,14 @@ fn ask_and_compare(mode: Mode, scratch: &Scratch, server: &str, script: &Path, s
         .limit(Duration::from_secs(60))
         .run(scratch, "wrk")
         .expect_success();
-    let said = done.text();
-    let counts: Vec<usize> = said
+    let report = done.text();
+    let counts: Vec<usize> = report
         .lines()
         .find_map(|line| line.strip_prefix("compared"))
-        .unwrap_or_else(|| panic!("wrk compared nothing\n{said}"))
+        .unwrap_or_else(|| panic!("wrk compared nothing\n{report}"))
         .split_whitespace()
         .map(|word| word.parse().expect("number"))
         .collect();
-    assert!(counts[1..] == [0, 0], "answers, wrong ones, errors: {counts:?}\n{said}");
+    assert!(counts[1..] == [0, 0], "answers, wrong ones, errors: {counts:?}\n{report}");
     counts[0]
 }

@@ -97,7 +97,7 @@ impl Program {
         self
     }
 
-    fn preloaded(&self) -> OsString {
+    fn preload_value(&self) -> OsString {
         let built = || self.library.clone().unwrap_or_else(artifacts::library);
         let uncopy = (self.mode != Mode::Plain).then(built);
         let all = self.preloaded_before.iter().chain(&uncopy).chain(&self.preloaded_after);
@@ -154,7 +154,7 @@ impl Program {
             // Only the program itself knows its pid before it starts.
             let mut shell = Command::new("/bin/sh");
             shell.args(["-c", "export UNCOPY_STATS_ROOT=$$ LD_PRELOAD=\"$0\"; exec \"$@\""]);
-            shell.arg(self.preloaded()).arg(&self.path);
+            shell.arg(self.preload_value()).arg(&self.path);
             shell
         };
         command.args(&self.arguments).env_remove("LD_PRELOAD");
@@ -163,8 +163,8 @@ impl Program {
             command.env_remove(variable);
         }
         if self.mode == Mode::Plain {
-            if !self.preloaded().is_empty() {
-                command.env("LD_PRELOAD", self.preloaded());
+            if !self.preload_value().is_empty() {
+                command.env("LD_PRELOAD", self.preload_value());
             }
         } else {
             command.env("UNCOPY_STATS", &stats).envs(self.mode.variables().iter().copied());
@@ -172,10 +172,10 @@ impl Program {
                 command.env("UNCOPY_MOVE", moves);
             }
             if self.mode == Mode::Recorded {
-                command.env("UNCOPY_RECORD", recordings(scratch));
+                command.env("UNCOPY_RECORD", make_recordings_dir(scratch));
             }
             if self.mode == Mode::Lanes {
-                command.env("UNCOPY_LANES_DIR", private(scratch, "lanes"));
+                command.env("UNCOPY_LANES_DIR", make_private_dir(scratch, "lanes"));
             }
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
@@ -190,7 +190,7 @@ impl Program {
             let file = File::options().read(true).write(true).open(path);
             let file = file.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             let fd = *fd;
-            let give = move || {
+            let install_descriptor = move || {
                 // SAFETY: dup2 takes two integers; the closure owns the file, which is open.
                 match unsafe { libc::dup2(file.as_raw_fd(), fd) } {
                     0.. => Ok(()),
@@ -198,7 +198,7 @@ impl Program {
                 }
             };
             // SAFETY: the closure runs between fork and exec and makes an async-signal-safe call.
-            unsafe { command.pre_exec(give) };
+            unsafe { command.pre_exec(install_descriptor) };
         }
         end_with_parent(&mut command);
         let title = format!("{} ({:?}): {:?} {:?}", name, self.mode, self.path, self.arguments);
@@ -220,12 +220,12 @@ impl Program {
 /// # Panics
 /// When the directory cannot be made.
 #[must_use]
-pub fn recordings(scratch: &Scratch) -> PathBuf {
-    private(scratch, "recordings")
+pub fn make_recordings_dir(scratch: &Scratch) -> PathBuf {
+    make_private_dir(scratch, "recordings")
 }
 
 /// Makes a directory in `scratch` that other users cannot read.
-fn private(scratch: &Scratch, name: &str) -> PathBuf {
+fn make_private_dir(scratch: &Scratch, name: &str) -> PathBuf {
     let directory = scratch.join(name);
     match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {

@@ -6,10 +6,10 @@
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
-//!   [`programs`], [`talk`], [`served`], [`redis`], [`memcached`], [`http`], [`lives`];
+//!   [`programs`], [`lane_programs`], [`packaged_server`], [`redis`], [`memcached`], [`http`], [`crash_cycles`];
 //! - the *programs* (`src/bin/*.rs`, and `programs/*.c`) run under uncopy and check their own memory byte by byte
-//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`],
-//!   [`forked`], [`links`], [`endpoint`], [`jump`], [`random`].
+//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`oracle`], [`feeder`],
+//!   [`forked`], [`connected_pairs`], [`endpoint`], [`jump`], [`random`].
 //!
 //! Environment of the harness:
 //!
@@ -23,33 +23,33 @@
 
 pub mod artifacts;
 pub mod calls;
+pub mod connected_pairs;
 pub mod counters;
+pub mod crash_cycles;
 pub mod endpoint;
+pub mod fault_injection;
 pub mod feeder;
 pub mod forked;
-pub mod hostile;
 pub mod http;
-pub mod injecting;
 pub mod jump;
+pub mod lane_programs;
 pub mod launch;
-pub mod links;
-pub mod lives;
 pub mod memcached;
 pub mod mirror;
 pub mod mode;
-pub mod plain;
+pub mod net_service;
+pub mod oracle;
+pub mod packaged_server;
 pub mod programs;
 pub mod random;
 pub mod recordings;
 pub mod redis;
 pub mod resources;
+pub mod restrictions;
 pub mod running;
 pub mod scenario;
 pub mod scratch;
-pub mod served;
-pub mod service;
-pub mod talk;
-pub mod told;
+pub mod stepped;
 
 pub use launch::{Mode, Program};
 pub use scratch::Scratch;

@@ -9,7 +9,7 @@ pub use uncopy_testbed::clients::memcached::Memcached;
 use crate::random::{Random, bytes};
 
 /// The server, with room for these values.
-pub const SERVICE: servers::Memcached =
+pub const SERVER: servers::Memcached =
     servers::Memcached { threads: 2, memory_mib: 512, value_mib: 16, by_udp: false };
 /// Size in bytes of the largest value that [`walk`] stores.
 const VALUE_LIMIT: usize = 8 << 20;
@@ -22,11 +22,13 @@ pub fn walk(client: &mut Memcached, name: &str, random: &mut Random, steps: usiz
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for step in 0..steps {
         let key = format!("{name}-{}", random.below(5));
-        let held = model.get(&key).cloned();
+        let current = model.get(&key).cloned();
         let len = random.length(VALUE_LIMIT);
-        let value = bytes(random.word(), len);
-        let what =
-            format!("{name}, step {step}, {key} of {:?} bytes, value of {len}", held.as_ref().map(Vec::len));
+        let value = bytes(random.next_u64(), len);
+        let what = format!(
+            "{name}, step {step}, {key} of {:?} bytes, value of {len}",
+            current.as_ref().map(Vec::len)
+        );
         let stored = |exists: bool| if exists { "STORED" } else { "NOT_STORED" };
         match random.below(10) {
             0..4 => {
@@ -35,30 +37,36 @@ pub fn walk(client: &mut Memcached, name: &str, random: &mut Random, steps: usiz
             }
             4 | 5 => {
                 let found = client.get_many(&[&key]).expect("values");
-                assert_eq!(found.len(), usize::from(held.is_some()), "get: {what}");
-                assert!(found.first().map(|found| &found.2) == held.as_ref(), "get: {what}: another value");
+                assert_eq!(found.len(), usize::from(current.is_some()), "get: {what}");
+                assert!(
+                    found.first().map(|found| &found.2) == current.as_ref(),
+                    "get: {what}: another value"
+                );
             }
             6 => {
                 let value = &value[..len.min(1 << 20)];
-                let (command, both) = match (&held, random.one_in(2)) {
-                    (Some(held), true) => ("append", [held, value].concat()),
-                    (Some(held), false) => ("prepend", [value, held].concat()),
+                let (command, both) = match (&current, random.one_in(2)) {
+                    (Some(current), true) => ("append", [current, value].concat()),
+                    (Some(current), false) => ("prepend", [value, current].concat()),
                     (None, _) => ("append", Vec::new()),
                 };
                 if both.len() < 15 << 20 {
                     assert_eq!(
                         client.store(command, &key, value).as_deref(),
-                        Ok(stored(held.is_some())),
+                        Ok(stored(current.is_some())),
                         "{command}: {what}"
                     );
-                    if held.is_some() {
+                    if current.is_some() {
                         model.insert(key, both);
                     }
                 }
             }
             7 => {
-                let (command, allowed) =
-                    if random.one_in(2) { ("add", held.is_none()) } else { ("replace", held.is_some()) };
+                let (command, allowed) = if random.one_in(2) {
+                    ("add", current.is_none())
+                } else {
+                    ("replace", current.is_some())
+                };
                 assert_eq!(
                     client.store(command, &key, &value).as_deref(),
                     Ok(stored(allowed)),
@@ -92,7 +100,7 @@ pub fn walk(client: &mut Memcached, name: &str, random: &mut Random, steps: usiz
                     let answer = client.command(&format!("delete {key}"));
                     assert_eq!(
                         answer.expect("an answer"),
-                        if held.is_some() { "DELETED" } else { "NOT_FOUND" },
+                        if current.is_some() { "DELETED" } else { "NOT_FOUND" },
                         "delete: {what}"
                     );
                     model.remove(&key);

@@ -1,12 +1,12 @@
 //! Buffers of the program under test, each with a mirror that holds the expected bytes.
 //!
 //! Every operation is done twice: on the buffer through the interposed calls, on the mirror by
-//! `plain`. `Buffer::check` compares them.
+//! `oracle`. `Buffer::check` compares them.
 
 use libc::iovec;
 
 use crate::calls::CopyCall;
-use crate::plain::{self, PlainBytes};
+use crate::oracle::{self, OracleBytes};
 use crate::random::Random;
 
 /// Origin of a buffer's memory.
@@ -27,7 +27,7 @@ pub enum Origin {
     /// `.bss`.
     Static,
     /// Memory owned by something else: a part of a mapping, of the stack, of another buffer.
-    Lent,
+    Borrowed,
 }
 
 impl Origin {
@@ -53,7 +53,7 @@ pub struct Buffer {
     start: *mut u8,
     len: usize,
     origin: Origin,
-    mirror: PlainBytes,
+    mirror: OracleBytes,
 }
 
 // SAFETY: the memory belongs to this value alone.
@@ -94,11 +94,11 @@ impl Buffer {
                     assert!(len <= STATIC_BYTES, "size of the static buffer");
                     STATIC.0.get().cast()
                 }
-                Origin::Lent => panic!("memory that is lent is there already"),
+                Origin::Borrowed => panic!("memory that is lent is there already"),
             }
         };
         assert!(!start.is_null(), "no memory for {len} bytes");
-        let mut buffer = Self { start, len, origin, mirror: PlainBytes::new(len) };
+        let mut buffer = Self { start, len, origin, mirror: OracleBytes::new(len) };
         if matches!(origin, Origin::Malloc | Origin::Aligned | Origin::Static) {
             buffer.set(0, len, 0);
         } else {
@@ -114,10 +114,10 @@ impl Buffer {
     /// lives.
     #[must_use]
     pub unsafe fn over(start: *mut u8, len: usize) -> Self {
-        let mirror = PlainBytes::new(len);
+        let mirror = OracleBytes::new(len);
         // SAFETY: the caller promises `len` readable bytes at `start`; the mirror has as many.
-        unsafe { plain::copy(mirror.pointer(), start, len) };
-        Self { start, len, origin: Origin::Lent, mirror }
+        unsafe { oracle::copy(mirror.pointer(), start, len) };
+        Self { start, len, origin: Origin::Borrowed, mirror }
     }
 
     /// Allocates memory and makes it a copy of a part of `source` without touching it otherwise.
@@ -129,7 +129,7 @@ impl Buffer {
         // SAFETY: allocation of fresh memory; a null pointer is refused below.
         let start: *mut u8 = unsafe { libc::malloc(len) }.cast();
         assert!(!start.is_null(), "no memory for {len} bytes");
-        let mut copy = Self { start, len, origin: Origin::Malloc, mirror: PlainBytes::new(len) };
+        let mut copy = Self { start, len, origin: Origin::Malloc, mirror: OracleBytes::new(len) };
         copy.copy_from(call, 0, source, from, len);
         copy
     }
@@ -139,15 +139,15 @@ impl Buffer {
     /// # Panics
     /// When there is no memory.
     #[must_use]
-    pub fn copied_from(bytes: &[u8]) -> Self {
+    pub fn from_bytes(bytes: &[u8]) -> Self {
         let len = bytes.len();
         // SAFETY: allocation of fresh memory; a null pointer is refused below.
         let start: *mut u8 = unsafe { libc::malloc(len) }.cast();
         assert!(!start.is_null(), "no memory for {len} bytes");
-        let mut copy = Self { start, len, origin: Origin::Malloc, mirror: PlainBytes::new(len) };
+        let mut copy = Self { start, len, origin: Origin::Malloc, mirror: OracleBytes::new(len) };
         // SAFETY: the memory is as long as the bytes.
         unsafe { CopyCall::Memcpy.copy(start, bytes.as_ptr(), len) };
-        copy.received(0, bytes);
+        copy.note_received(0, bytes);
         copy
     }
 
@@ -209,15 +209,15 @@ impl Buffer {
     ///
     /// # Panics
     /// When the bytes pass the end.
-    pub fn received(&mut self, at: usize, source: &[u8]) {
+    pub fn note_received(&mut self, at: usize, source: &[u8]) {
         assert!(at + source.len() <= self.len, "range inside");
         // SAFETY: the range is inside the mirror, which only this value writes.
-        unsafe { plain::copy(self.mirror.at(at), source.as_ptr(), source.len()) };
+        unsafe { oracle::copy(self.mirror.at(at), source.as_ptr(), source.len()) };
     }
 
     /// Records that the kernel put `len` bytes of the stream `seed`, from its byte `skip` on, at
     /// `at`.
-    pub fn received_stream(&mut self, at: usize, len: usize, seed: u64, skip: usize) {
+    pub fn note_received_stream(&mut self, at: usize, len: usize, seed: u64, skip: usize) {
         self.mirror.fill(at, len, seed, skip);
     }
 
@@ -228,7 +228,7 @@ impl Buffer {
     pub fn store(&mut self, at: usize, len: usize, seed: u64) {
         assert!(at + len <= self.len, "range inside");
         // SAFETY: the range is inside the memory.
-        unsafe { plain::fill(self.at(at), len, seed, 0) };
+        unsafe { oracle::fill(self.at(at), len, seed, 0) };
         self.mirror.fill(at, len, seed, 0);
     }
 
@@ -236,13 +236,13 @@ impl Buffer {
     ///
     /// # Panics
     /// When the range is not inside.
-    pub fn put(&mut self, at: usize, bytes: &[u8]) {
+    pub fn store_bytes(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len, "range inside");
         for (index, byte) in bytes.iter().enumerate() {
             // SAFETY: the range is inside the memory.
             unsafe { self.at(at + index).write_volatile(*byte) };
         }
-        self.received(at, bytes);
+        self.note_received(at, bytes);
     }
 
     /// `memset`.
@@ -258,7 +258,7 @@ impl Buffer {
                 i32::from(value),
                 len,
             );
-            plain::set(self.mirror.at(at), len, value);
+            oracle::set(self.mirror.at(at), len, value);
         }
     }
 
@@ -271,7 +271,7 @@ impl Buffer {
         // SAFETY: both ranges are inside and of different memory.
         unsafe {
             call.copy(self.at(at), source.at(from), len);
-            plain::copy(self.mirror.at(at), source.mirror.at(from), len);
+            oracle::copy(self.mirror.at(at), source.mirror.at(from), len);
         }
     }
 
@@ -285,7 +285,7 @@ impl Buffer {
         // SAFETY: both ranges end within `self.len`, as asserted, the length of memory and mirror.
         unsafe {
             call.copy(self.at(to), self.at(from), len);
-            plain::shift(self.mirror.at(to), self.mirror.at(from), len);
+            oracle::copy_overlapping(self.mirror.at(to), self.mirror.at(from), len);
         }
     }
 
@@ -300,9 +300,9 @@ impl Buffer {
         self.start = unsafe { libc::realloc(self.start.cast(), len) }.cast();
         assert!(!self.start.is_null(), "no memory for {len} bytes");
         let kept = len.min(self.len);
-        let mirror = PlainBytes::new(len);
+        let mirror = OracleBytes::new(len);
         // SAFETY: `kept` bytes are inside both mirrors.
-        unsafe { plain::copy(mirror.pointer(), self.mirror.pointer(), kept) };
+        unsafe { oracle::copy(mirror.pointer(), self.mirror.pointer(), kept) };
         self.mirror = mirror;
         self.len = len;
         self.set(kept, len - kept, 0);
@@ -315,7 +315,7 @@ impl Buffer {
     pub fn check(&self, at: usize, len: usize, what: &str) {
         assert!(at + len <= self.len, "range inside");
         // SAFETY: the range is inside the memory and the mirror.
-        let wrong = unsafe { plain::first_difference(self.at(at), self.mirror.at(at), len) };
+        let wrong = unsafe { oracle::first_difference(self.at(at), self.mirror.at(at), len) };
         if let Some(offset) = wrong {
             let first = at + offset;
             let shown = (self.len - first).min(16);
@@ -368,7 +368,7 @@ impl Buffer {
     ///
     /// # Panics
     /// When the kernel refuses or the bytes are wrong.
-    pub fn protect_for_a_while(&self, at: usize, len: usize) {
+    pub fn protect_temporarily(&self, at: usize, len: usize) {
         assert!(self.origin == Origin::Mapped && at + len <= self.len, "a mapping's range");
         // SAFETY: the range is inside the mapping; nothing writes to it while it is read-only.
         unsafe {
@@ -388,14 +388,14 @@ impl Buffer {
         // SAFETY: the mapping is this value's; the old address is used no more.
         let start = unsafe { libc::mremap(self.start.cast(), self.len, len, libc::MREMAP_MAYMOVE) };
         if start == libc::MAP_FAILED {
-            assert_eq!(plain::errno(), libc::EFAULT, "mremap");
+            assert_eq!(oracle::errno(), libc::EFAULT, "mremap");
             return;
         }
         self.start = start.cast();
         let kept = len.min(self.len);
-        let mirror = PlainBytes::new(len);
+        let mirror = OracleBytes::new(len);
         // SAFETY: `kept` bytes are inside both mirrors.
-        unsafe { plain::copy(mirror.pointer(), self.mirror.pointer(), kept) };
+        unsafe { oracle::copy(mirror.pointer(), self.mirror.pointer(), kept) };
         // The bytes between the old end and the end of its last page were never written.
         self.mirror = mirror;
         self.len = len;
@@ -418,7 +418,7 @@ impl Buffer {
     fn zero_mirror(&mut self, at: usize, len: usize) {
         assert!(at + len <= self.len, "range inside");
         // SAFETY: the range is inside the mirror.
-        unsafe { plain::set(self.mirror.at(at), len, 0) };
+        unsafe { oracle::set(self.mirror.at(at), len, 0) };
     }
 }
 
@@ -431,7 +431,7 @@ impl Drop for Buffer {
                 Origin::Mapped | Origin::Shared | Origin::PrivateFile => {
                     libc::munmap(self.start.cast(), self.len);
                 }
-                Origin::Static | Origin::Lent => {}
+                Origin::Static | Origin::Borrowed => {}
             }
         }
     }

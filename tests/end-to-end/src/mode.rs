@@ -20,7 +20,7 @@ pub enum Mode {
     /// Everything legal is elided, from one page up.
     Always,
     /// Everything legal is elided, as on kernels that cannot move pages: pages are dropped and copied.
-    Dropping,
+    WithoutMove,
     /// The block heap without any elision.
     Never,
     /// The library is loaded, and told to do nothing.
@@ -33,13 +33,13 @@ pub enum Mode {
 
 impl Mode {
     /// The two modes for programs other than the test programs.
-    pub const BOTH: [Self; 2] = [Self::Always, Self::Auto];
+    pub const FOR_APPLICATIONS: [Self; 2] = [Self::Always, Self::Auto];
     /// The modes that every scenario runs in.
-    pub const EVERY: [Self; 3] = [Self::Always, Self::Auto, Self::Dropping];
+    pub const FOR_SCENARIOS: [Self; 3] = [Self::Always, Self::Auto, Self::WithoutMove];
 
     /// The mode of the server behind a proxy in this mode: plain, unless lanes connect the two.
     #[must_use]
-    pub fn behind(self) -> Self {
+    pub fn backend(self) -> Self {
         if self == Self::Lanes { self } else { Self::Plain }
     }
 
@@ -62,7 +62,7 @@ impl Mode {
                 ("UNCOPY_HEAP", "on"),
             ],
             Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
-            Self::Dropping => {
+            Self::WithoutMove => {
                 &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_MOVE", "off")]
             }
             Self::Lanes => {

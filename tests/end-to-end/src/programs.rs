@@ -7,14 +7,14 @@ use crate::artifacts::packaged;
 use crate::{Program, Scratch};
 
 /// Directory of the libraries of Debian packages.
-pub const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+pub const LIBRARY_DIR: &str = "/usr/lib/x86_64-linux-gnu";
 
 /// Compiles `programs/NAME.c` into `scratch`, with these arguments behind the file (definitions, libraries).
 ///
 /// # Panics
 /// When the compiler reports an error.
 #[must_use]
-pub fn compiled(scratch: &Scratch, name: &str, arguments: &[&str]) -> PathBuf {
+pub fn compile(scratch: &Scratch, name: &str, arguments: &[&str]) -> PathBuf {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let output = scratch.join(name);
     let common = ["-O1", "-g", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];

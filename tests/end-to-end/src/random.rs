@@ -14,7 +14,7 @@ impl Random {
     }
 
     /// The next 64 random bits.
-    pub fn word(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0.next()
     }
 
@@ -24,7 +24,7 @@ impl Random {
     /// When `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         assert!(limit > 0, "an empty range has no random member");
-        let product = u128::from(self.word()) * limit as u128;
+        let product = u128::from(self.next_u64()) * limit as u128;
         usize::try_from(product >> 64).expect("smaller than limit")
     }
 
@@ -97,13 +97,14 @@ pub fn seed(default: u64) -> u64 {
 /// scenarios that show nothing when they are shorter.
 ///
 /// # Panics
-/// When the factor does not fit a `usize`.
+/// When the number does not fit a `usize`.
 #[must_use]
 pub fn rounds(usual: usize) -> usize {
-    usual * usize::try_from((test_size() / 10).max(1)).expect("a factor")
+    let factor = usize::try_from((test_size() / 10).max(1)).expect("a factor");
+    usual.checked_mul(factor).expect("UNCOPY_TEST_SIZE is small enough for the number of rounds")
 }
 
-/// Random bytes for the harness (not for programs that check themselves: see `plain::fill`).
+/// Random bytes for the harness (not for programs that check themselves: see `oracle::fill`).
 #[must_use]
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     Random::new(seed).0.bytes(len)
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_and_ranges_stay_inside() {
+    fn random_lengths_and_ranges_are_in_bounds() {
         let mut random = Random::new(1);
         for high in [1, 2, 4095, 4096, 100_000, 3 << 20] {
             for _ in 0..2000 {

@@ -15,9 +15,9 @@ use uncopy_core::recording::{Event, Memory, RING_OFFSET, Recording, Ring, parse_
 use crate::Scratch;
 
 /// File of a recording, read by offset.
-pub struct Bytes(pub File);
+pub struct RecordingFile(pub File);
 
-impl Memory for Bytes {
+impl Memory for RecordingFile {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.0.read_exact_at(into, offset)
     }
@@ -28,7 +28,7 @@ impl Memory for Bytes {
 }
 
 /// The recording of one process.
-pub struct Recorded {
+pub struct ProcessRecording {
     /// Everything in the recording except the events.
     pub recording: Recording,
     /// Events of the process, in order.
@@ -38,7 +38,7 @@ pub struct Recorded {
 }
 
 struct Reader {
-    file: Bytes,
+    file: RecordingFile,
     ring: Ring,
     events: Vec<Event>,
 }
@@ -85,17 +85,17 @@ impl Recordings {
     /// # Panics
     /// When a file cannot be read.
     #[must_use]
-    pub fn finish(mut self) -> Vec<Recorded> {
+    pub fn finish(mut self) -> Vec<ProcessRecording> {
         self.is_over.store(true, Relaxed);
         let readers = self.thread.take().expect("not finished yet").join().expect("the reader");
-        let whole = readers.into_values().filter_map(|mut reader| {
+        let recordings = readers.into_values().filter_map(|mut reader| {
             let mut bytes = vec![0; RING_OFFSET];
             reader.file.read(0, &mut bytes).expect("a whole file");
             let recording = Recording::parse(&bytes).ok()?;
             reader.drain(true);
-            Some(Recorded { recording, events: reader.events, lost: reader.ring.lost() })
+            Some(ProcessRecording { recording, events: reader.events, lost: reader.ring.lost() })
         });
-        whole.collect()
+        recordings.collect()
     }
 }
 
@@ -113,7 +113,7 @@ fn drain_all(directory: &Path, is_over: &AtomicBool) -> BTreeMap<(u32, u64), Rea
             let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path()) else { continue };
             // The process is still writing the header of a shorter file.
             if file.metadata().is_ok_and(|found| found.len() > RING_OFFSET as u64) {
-                let reader = Reader { file: Bytes(file), ring: Ring::new(), events: Vec::new() };
+                let reader = Reader { file: RecordingFile(file), ring: Ring::new(), events: Vec::new() };
                 readers.insert(key, reader);
             }
         }

@@ -10,14 +10,14 @@ use uncopy_testbed::servers::{self, Service};
 pub use uncopy_testbed::clients::resp::{Answer, Connection};
 
 use crate::launch::{Mode, Program};
+use crate::packaged_server::{PackagedServer, program};
 use crate::random::{Random, bytes};
 use crate::running::Finished;
 use crate::scratch::{ANSWER_LIMIT, Scratch, wait_until};
-use crate::served::{Served, program};
 
 /// A running Redis server.
 #[derive(Debug)]
-pub struct Redis(pub Served);
+pub struct Redis(pub PackagedServer);
 
 impl Redis {
     /// Starts a server with the append-only file in `directory`.
@@ -41,7 +41,7 @@ impl Redis {
         directory: &Path,
         options: &[&str],
     ) -> Self {
-        Self(Served::start_by(program, &servers::Redis { options }, scratch, name, directory))
+        Self(PackagedServer::start_by(program, &servers::Redis { options }, scratch, name, directory))
     }
 
     /// A fresh connection.
@@ -57,14 +57,14 @@ impl Redis {
     ///
     /// # Panics
     /// When the server refuses the command.
-    pub fn ask_to_end(&self) {
+    pub fn send_shutdown(&self) {
         self.client().send(&[&[b"SHUTDOWN", b"NOSAVE"]]).expect("asked");
     }
 
     /// Ends the server without saving; returns the result.
     #[must_use]
     pub fn shut_down(self) -> Finished {
-        self.ask_to_end();
+        self.send_shutdown();
         self.0.running.finish(Duration::from_secs(30)).expect_success()
     }
 
@@ -102,7 +102,7 @@ pub struct Model {
 /// A value whose bytes follow from its seed.
 fn value(random: &mut Random, limit: usize) -> Vec<u8> {
     let len = random.length(limit);
-    bytes(random.word(), len)
+    bytes(random.next_u64(), len)
 }
 
 impl Model {
@@ -124,8 +124,8 @@ impl Model {
     fn step(&mut self, client: &mut Connection, random: &mut Random, step: usize, limit: usize) {
         let key = format!("string:{}", random.below(8));
         let name = key.as_bytes();
-        let held = match self.keys.get(&key) {
-            Some(Value::String(held)) => held.clone(),
+        let stored = match self.keys.get(&key) {
+            Some(Value::String(stored)) => stored.clone(),
             _ => Vec::new(),
         };
         match random.below(12) {
@@ -135,25 +135,25 @@ impl Model {
                 self.keys.insert(key, Value::String(new));
             }
             3 | 4 => {
-                let expected = if held.is_empty() { Answer::Nil } else { Answer::Bulk(held) };
+                let expected = if stored.is_empty() { Answer::Nil } else { Answer::Bulk(stored) };
                 expect(step, "GET", client.command(&[b"GET", name]), &expected);
             }
-            5 if held.len() < 8 << 20 => {
+            5 if stored.len() < 8 << 20 => {
                 let more = value(random, limit / 2);
-                let len = Answer::Integer(i64::try_from(held.len() + more.len()).expect("small"));
+                let len = Answer::Integer(i64::try_from(stored.len() + more.len()).expect("small"));
                 expect(step, "APPEND", client.command(&[b"APPEND", name, &more]), &len);
-                self.keys.insert(key, Value::String([held, more].concat()));
+                self.keys.insert(key, Value::String([stored, more].concat()));
             }
-            6 if !held.is_empty() => {
-                let (at, len) = random.range(held.len());
+            6 if !stored.is_empty() => {
+                let (at, len) = random.range(stored.len());
                 let (first, last) = (at.to_string(), (at + len - 1).to_string());
                 let answer = client.command(&[b"GETRANGE", name, first.as_bytes(), last.as_bytes()]);
-                expect(step, "GETRANGE", answer, &Answer::Bulk(held[at..at + len].to_vec()));
+                expect(step, "GETRANGE", answer, &Answer::Bulk(stored[at..at + len].to_vec()));
             }
             7 => {
-                let at = random.below(held.len() + 5000);
+                let at = random.below(stored.len() + 5000);
                 let new = value(random, limit / 4);
-                let mut after = held;
+                let mut after = stored;
                 after.resize(after.len().max(at + new.len()), 0);
                 after[at..at + new.len()].copy_from_slice(&new);
                 let len = Answer::Integer(i64::try_from(after.len()).expect("small"));
@@ -162,7 +162,7 @@ impl Model {
                 self.keys.insert(key, Value::String(after));
             }
             8 => {
-                let len = Answer::Integer(i64::try_from(held.len()).expect("small"));
+                let len = Answer::Integer(i64::try_from(stored.len()).expect("small"));
                 expect(step, "STRLEN", client.command(&[b"STRLEN", name]), &len);
             }
             9 => self.set_many(client, random, step, limit),
@@ -227,9 +227,9 @@ impl Model {
         for (key, value) in &self.keys {
             let name = key.as_bytes();
             match value {
-                Value::String(held) => {
+                Value::String(stored) => {
                     assert!(
-                        client.get(name).expect("an answer").as_ref() == Some(held),
+                        client.get(name).expect("an answer").as_ref() == Some(stored),
                         "{what}: {key} has another value"
                     );
                 }
@@ -239,10 +239,10 @@ impl Model {
                     assert!(answer == Ok(all), "{what}: {key} is another list");
                 }
                 Value::Hash(fields) => {
-                    for (field, held) in fields {
+                    for (field, stored) in fields {
                         let answer = client.command(&[b"HGET", name, field]);
                         assert!(
-                            answer == Ok(Answer::Bulk(held.clone())),
+                            answer == Ok(Answer::Bulk(stored.clone())),
                             "{what}: a field of {key} has another value"
                         );
                     }

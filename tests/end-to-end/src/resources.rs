@@ -28,12 +28,12 @@ pub struct Usage {
 }
 
 /// Returns a command, with or without the library.
-fn command(script: &str, loaded: Loaded, directory: &Path, through: &[&str]) -> Command {
+fn command(script: &str, loaded: Loaded, directory: &Path, wrapper: &[&str]) -> Command {
     let mut command = Command::new("/bin/sh");
     let preload = if loaded == Loaded::Yes { artifacts::library() } else { std::path::PathBuf::new() };
     // The shell itself is not measured, only the program that it executes.
     let exec = format!("exec \"$@\" env LD_PRELOAD={} sh -c 'exec {script}'", preload.display());
-    command.args(["-c", &exec, "sh"]).args(through).current_dir(directory);
+    command.args(["-c", &exec, "sh"]).args(wrapper).current_dir(directory);
     command.env_remove("LD_PRELOAD").env("LC_ALL", "C").stdin(Stdio::null());
     command
 }
@@ -49,12 +49,12 @@ pub fn usage(script: &str, loaded: Loaded, scratch: &Scratch) -> Usage {
     let mut command = command(script, loaded, scratch.path(), &[]);
     let child = command.stdout(output).spawn().expect("a shell");
     // SAFETY: an all-zero rusage is a valid buffer for wait4 to fill.
-    let (mut status, mut taken) = (0, unsafe { core::mem::zeroed::<libc::rusage>() });
+    let (mut status, mut rusage) = (0, unsafe { core::mem::zeroed::<libc::rusage>() });
     // SAFETY: both pointers point to locals; the child is this function's own, so nothing else waits for it.
-    let waited = unsafe { libc::wait4(child.id().cast_signed(), &raw mut status, 0, &raw mut taken) };
+    let waited = unsafe { libc::wait4(child.id().cast_signed(), &raw mut status, 0, &raw mut rusage) };
     assert_eq!(waited, child.id().cast_signed(), "{script}");
     assert_eq!(status, 0, "{script} ({loaded:?})");
-    Usage { faults: taken.ru_minflt, peak_kib: taken.ru_maxrss }
+    Usage { faults: rusage.ru_minflt, peak_kib: rusage.ru_maxrss }
 }
 
 /// Counts the system calls of a command and its children, by name (as for `strace -e trace`).
@@ -64,11 +64,11 @@ pub fn usage(script: &str, loaded: Loaded, scratch: &Scratch) -> Usage {
 #[must_use]
 pub fn system_calls(script: &str, names: &str, loaded: Loaded, scratch: &Scratch) -> BTreeMap<String, usize> {
     let trace = scratch.join("trace");
-    let through = ["/usr/bin/strace", "-f", "-qq", "-e", "signal=none", "-e", names, "-o"];
-    let through: Vec<&str> =
-        through.into_iter().chain([trace.to_str().expect("a scratch directory's name")]).collect();
+    let wrapper = ["/usr/bin/strace", "-f", "-qq", "-e", "signal=none", "-e", names, "-o"];
+    let wrapper: Vec<&str> =
+        wrapper.into_iter().chain([trace.to_str().expect("a scratch directory's name")]).collect();
     let output = File::create(scratch.join("trace.out")).expect("output file");
-    let status = command(script, loaded, scratch.path(), &through).stdout(output).status().expect("strace");
+    let status = command(script, loaded, scratch.path(), &wrapper).stdout(output).status().expect("strace");
     assert!(status.success(), "{script} ({loaded:?}): {status}");
     let mut calls = BTreeMap::new();
     for line in std::fs::read_to_string(trace).expect("a trace").lines() {

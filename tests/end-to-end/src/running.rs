@@ -92,13 +92,13 @@ impl Running {
     pub fn wait_for_line(&self, prefix: &str) -> String {
         try_wait_until(|| {
             let output = self.output();
-            let whole = &output[..output.rfind('\n')?];
-            whole.lines().find_map(|line| line.strip_prefix(prefix)).map(|rest| rest.trim().to_owned())
+            let full_lines = &output[..output.rfind('\n')?];
+            full_lines.lines().find_map(|line| line.strip_prefix(prefix)).map(|rest| rest.trim().to_owned())
         })
         .unwrap_or_else(|| {
-            let (said, counters) = (self.output(), self.live_counters());
+            let (output, counters) = (self.output(), self.live_counters());
             panic!(
-                "waited in vain for the line {prefix:?} of {}\n--- output\n{said}\n--- errors\n{}\n{counters:?}",
+                "waited in vain for the line {prefix:?} of {}\n--- output\n{output}\n--- errors\n{}\n{counters:?}",
                 self.process.title(),
                 self.errors()
             )

@@ -19,7 +19,7 @@ pub struct Scenario {
     name: String,
     seed: u64,
     signal: Option<i32>,
-    compared: bool,
+    is_compared: bool,
 }
 
 impl Scenario {
@@ -31,7 +31,7 @@ impl Scenario {
             name: name.to_owned(),
             seed: seed(1),
             signal: None,
-            compared: true,
+            is_compared: true,
         }
     }
 
@@ -45,7 +45,7 @@ impl Scenario {
     /// Skips the plain run: the program checks itself and its output adds nothing.
     #[must_use]
     pub const fn not_compared(mut self) -> Self {
-        self.compared = false;
+        self.is_compared = false;
         self
     }
 
@@ -64,7 +64,7 @@ impl Scenario {
     ///
     /// # Panics
     /// When the run fails, or a counter of `expected` is zero.
-    pub fn when_forced(&self, expected: &[Counter]) {
+    pub fn in_forced_mode(&self, expected: &[Counter]) {
         drop(self.run(Mode::Always).expect_counters(expected));
     }
 
@@ -73,22 +73,27 @@ impl Scenario {
     /// # Panics
     /// When a run fails, or prints something other than the plain run.
     pub fn in_every_mode(&self, expected: &[Counter]) {
-        let plain = self.compared.then(|| self.run(Mode::Plain));
-        for mode in Mode::EVERY {
+        let plain = self.is_compared.then(|| self.run(Mode::Plain));
+        for mode in Mode::FOR_SCENARIOS {
             let mut done = self.run(mode);
             if let Some(plain) = &plain {
-                let (found, wanted) =
+                let (found, plain_text) =
                     (String::from_utf8_lossy(&done.output), String::from_utf8_lossy(&plain.output));
-                for (number, (found, wanted)) in found.lines().zip(wanted.lines()).enumerate() {
+                for (number, (found, plain_text)) in found.lines().zip(plain_text.lines()).enumerate() {
                     assert_eq!(
                         found,
-                        wanted,
+                        plain_text,
                         "{} in mode {mode:?}: line {} (found, plain)",
                         self.name,
                         number + 1
                     );
                 }
-                assert_eq!(found.len(), wanted.len(), "{} in mode {mode:?} printed more or less", self.name);
+                assert_eq!(
+                    found.len(),
+                    plain_text.len(),
+                    "{} in mode {mode:?} printed more or less",
+                    self.name
+                );
             }
             if self.signal.is_none() {
                 done = done.expect_counters(expected);

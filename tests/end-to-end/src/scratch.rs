@@ -21,7 +21,7 @@ impl Scratch {
     /// When the directory cannot be made.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self::below(&std::env::temp_dir(), name)
+        Self::make_in(&std::env::temp_dir(), name)
     }
 
     /// Makes a fresh directory in memory.
@@ -30,7 +30,7 @@ impl Scratch {
     /// When the directory cannot be made.
     #[must_use]
     pub fn in_memory(name: &str) -> Self {
-        Self::below(Path::new("/dev/shm"), name)
+        Self::make_in(Path::new("/dev/shm"), name)
     }
 
     /// Makes a fresh directory beside the build's files, which normally lie on a disk.
@@ -41,10 +41,10 @@ impl Scratch {
     pub fn on_disk(name: &str) -> Self {
         let built = crate::artifacts::bin_dir().join("../tmp");
         std::fs::create_dir_all(&built).expect("directory");
-        Self::below(&built.canonicalize().expect("directory"), name)
+        Self::make_in(&built.canonicalize().expect("directory"), name)
     }
 
-    fn below(parent: &Path, name: &str) -> Self {
+    fn make_in(parent: &Path, name: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("uncopy-test-{name}-{}-{number}", std::process::id()));

@@ -37,11 +37,11 @@ pub fn free_port(host: Ipv4Addr) -> Result<u16> {
     let start = usize::try_from(start).unwrap_or(0);
     // If all ports are ephemeral, a port that is free at the moment has to do.
     let mut attempts = ports.cycle().skip(start).chain(std::iter::repeat(0)).take(PORT_ATTEMPTS);
-    let free = |port| {
+    let try_reserve = |port| {
         let port = TcpListener::bind((host, port)).ok()?.local_addr().ok()?.port();
         reserve(port).then_some(port)
     };
-    attempts.find_map(free).ok_or_else(|| Failure::new("no port is free"))
+    attempts.find_map(try_reserve).ok_or_else(|| Failure::new("no port is free"))
 }
 
 /// Reserves a port of this network namespace, by an abstract socket name; false if the port is reserved
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_with_itself_has_no_peer() {
+    fn self_connection_has_no_peer() {
         use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
         bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
@@ -130,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn a_free_port_is_given_once() {
+    fn free_port_is_not_reused() {
         let port = free_port(Ipv4Addr::LOCALHOST).expect("a port");
         assert!(!reserve(port));
         assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
     }
 
     #[test]
-    fn a_listener_is_seen_without_a_connection() {
+    fn listener_is_detected_without_connecting() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let table = || std::fs::read_to_string("/proc/self/net/tcp").expect("the table");

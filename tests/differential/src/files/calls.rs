@@ -3,9 +3,9 @@
 use std::ffi::CString;
 
 use libc::{c_int, iovec, off_t};
-use uncopy_tests::plain;
+use uncopy_tests::oracle;
 
-use super::interpreter::{Files, name};
+use super::interpreter::{FilesInterpreter, name};
 use super::passing::offset;
 use super::{NAMES, SLOTS};
 
@@ -30,7 +30,7 @@ const BLOCK: usize = 4096;
 /// refuses a direct write of odd length only when it reaches the odd bytes. By then the extents
 /// before them, which depend on writeback, are on disk, unseen by the page cache. So direct writes
 /// keep an odd length only within one block.
-fn well_defined(fd: c_int, len: usize, parts: usize) -> (usize, usize) {
+fn clamp_direct_write(fd: c_int, len: usize, parts: usize) -> (usize, usize) {
     // SAFETY: fcntl(2) with F_GETFL takes integers only.
     let status = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     let is_direct = status >= 0 && status & libc::O_DIRECT != 0;
@@ -38,12 +38,12 @@ fn well_defined(fd: c_int, len: usize, parts: usize) -> (usize, usize) {
 }
 
 /// Page-aligned bytes to write from or to read into.
-pub(super) struct Room {
+pub(super) struct AlignedBuffer {
     pages: Vec<Page>,
     len: usize,
 }
 
-impl Room {
+impl AlignedBuffer {
     /// Allocates up to `MAX_BYTES` zeroed bytes.
     pub(super) fn new(len: usize) -> Self {
         let len = len.min(MAX_BYTES);
@@ -52,10 +52,10 @@ impl Room {
 
     /// Allocates bytes and fills them with data derived from `seed`.
     pub(super) fn filled(len: usize, seed: usize) -> Self {
-        let mut room = Self::new(len);
-        // SAFETY: `start` is writable for `room.len` bytes.
-        unsafe { plain::fill(room.start(), room.len, seed as u64, 0) };
-        room
+        let mut buffer = Self::new(len);
+        // SAFETY: `start` is writable for `buffer.len` bytes.
+        unsafe { oracle::fill(buffer.start(), buffer.len, seed as u64, 0) };
+        buffer
     }
 
     pub(super) fn start(&mut self) -> *mut u8 {
@@ -89,53 +89,53 @@ impl Room {
     }
 }
 
-impl Files<'_> {
-    pub(super) fn open(&mut self, slot: usize, number: usize, call: usize, given: usize) {
+impl FilesInterpreter<'_> {
+    pub(super) fn open(&mut self, slot: usize, number: usize, call: usize, flag_bits: usize) {
         let (path, mode) = (name(number).as_ptr(), 0o640);
         // SAFETY: `path` is a NUL-terminated static string.
         let fd = unsafe {
             match call % 3 {
-                0 => libc::open(path, flags(given), mode),
-                1 => libc::openat(libc::AT_FDCWD, path, flags(given), mode),
+                0 => libc::open(path, flags(flag_bits), mode),
+                1 => libc::openat(libc::AT_FDCWD, path, flags(flag_bits), mode),
                 _ => libc::creat(path, mode),
             }
         };
-        self.tell(i64::from(fd), format_args!("opened"));
-        self.fill(slot, fd);
-        self.tell_state(fd);
+        self.trace_result(i64::from(fd), format_args!("opened"));
+        self.set_slot(slot, fd);
+        self.trace_descriptor(fd);
     }
 
-    pub(super) fn reopen(&mut self, slot: usize, from: usize, given: usize) {
+    pub(super) fn reopen(&mut self, slot: usize, from: usize, flag_bits: usize) {
         let path = CString::new(format!("/proc/self/fd/{}", self.fd(from))).expect("no NUL");
         // SAFETY: `path` is a NUL-terminated `CString` that lives through the call.
-        let fd = unsafe { libc::open(path.as_ptr(), flags(given), 0o640) };
-        self.tell(i64::from(fd), format_args!("opened"));
-        self.fill(slot, fd);
-        self.tell_state(fd);
+        let fd = unsafe { libc::open(path.as_ptr(), flags(flag_bits), 0o640) };
+        self.trace_result(i64::from(fd), format_args!("opened"));
+        self.set_slot(slot, fd);
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn close(&mut self, slot: usize, how: usize) {
         let fd = self.fd(slot);
         let number = fd.cast_unsigned();
         // SAFETY: these calls take integers only; the descriptor is the slot's, which is emptied, or none.
-        let said = unsafe {
+        let returned = unsafe {
             match how % 6 {
                 0..=2 => libc::close(fd),
                 3 if fd >= 0 => libc::close_range(number, number, 0),
                 4 if fd >= 0 => {
                     let how = flags(libc::CLOSE_RANGE_CLOEXEC as usize);
-                    let said = libc::close_range(number, number, how);
-                    self.tell(i64::from(said), format_args!("closed on exec"));
-                    return self.tell_state(fd);
+                    let returned = libc::close_range(number, number, how);
+                    self.trace_result(i64::from(returned), format_args!("closed on exec"));
+                    return self.trace_descriptor(fd);
                 }
                 _ => {
-                    let said = libc::close(299);
-                    return self.tell(i64::from(said), format_args!("closed what is not open"));
+                    let returned = libc::close(299);
+                    return self.trace_result(i64::from(returned), format_args!("closed what is not open"));
                 }
             }
         };
         self.slots[slot % SLOTS] = -1;
-        self.tell(i64::from(said), format_args!("closed {fd}"));
+        self.trace_result(i64::from(returned), format_args!("closed {fd}"));
     }
 
     pub(super) fn duplicate(&mut self, how: usize, from: usize, to: usize) {
@@ -150,31 +150,31 @@ impl Files<'_> {
                 3 if over >= 0 => libc::dup2(fd, over),
                 4 if over >= 0 => libc::dup3(fd, over, libc::O_CLOEXEC),
                 5 if over >= 0 => libc::dup3(fd, over, 0),
-                6 => super::passing::over_a_socket(fd),
+                6 => super::passing::duplicate_by_scm_rights(fd),
                 _ => libc::dup2(fd, 50),
             }
         };
-        self.tell(i64::from(new), format_args!("duplicated"));
+        self.trace_result(i64::from(new), format_args!("duplicated"));
         if new >= 0 && new == over {
-            return self.tell_state(new);
+            return self.trace_descriptor(new);
         }
         if let Some(slot) = self.slots.iter().position(|slot| new >= 0 && *slot == new) {
             // The number is 50, and another slot had it.
             self.slots[slot] = -1;
         }
-        self.fill(to, new);
-        self.tell_state(new);
+        self.set_slot(to, new);
+        self.trace_descriptor(new);
     }
 
     pub(super) fn put(&mut self, call: usize, slot: usize, at: usize, len: usize, parts: usize, seed: usize) {
         let fd = self.fd(slot);
-        let (len, parts) = well_defined(fd, len, parts);
-        let mut room = Room::filled(len, seed);
-        let vector = room.parts(parts);
-        let (start, len, at) = (room.start().cast(), room.len(), offset(at));
+        let (len, parts) = clamp_direct_write(fd, len, parts);
+        let mut buffer = AlignedBuffer::filled(len, seed);
+        let vector = buffer.parts(parts);
+        let (start, len, at) = (buffer.start().cast(), buffer.len(), offset(at));
         let count = c_int::try_from(vector.len()).expect("few");
-        // SAFETY: `start` and `vector` describe `room`, whose `len` bytes stay readable through the call.
-        let put = unsafe {
+        // SAFETY: `start` and `vector` describe `buffer`, whose `len` bytes stay readable through the call.
+        let written = unsafe {
             match call % 7 {
                 0 => libc::write(fd, start, len),
                 1 => libc::writev(fd, vector.as_ptr(), count),
@@ -185,17 +185,17 @@ impl Files<'_> {
                 _ => libc::pwritev2(fd, vector.as_ptr(), count, at, libc::RWF_APPEND),
             }
         };
-        self.tell(put as i64, format_args!("written"));
-        self.tell_state(fd);
+        self.trace_result(written as i64, format_args!("written"));
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn get(&mut self, call: usize, slot: usize, at: usize, len: usize, parts: usize) {
         let fd = self.fd(slot);
-        let mut room = Room::new(len);
-        let vector = room.parts(parts);
-        let (start, len, at) = (room.start().cast(), room.len(), offset(at));
+        let mut buffer = AlignedBuffer::new(len);
+        let vector = buffer.parts(parts);
+        let (start, len, at) = (buffer.start().cast(), buffer.len(), offset(at));
         let count = c_int::try_from(vector.len()).expect("few");
-        // SAFETY: `start` and `vector` describe `room`, whose `len` bytes stay writable through the call.
+        // SAFETY: `start` and `vector` describe `buffer`, whose `len` bytes stay writable through the call.
         let got = unsafe {
             match call % 4 {
                 0 => libc::read(fd, start, len),
@@ -204,28 +204,28 @@ impl Files<'_> {
                 _ => libc::preadv(fd, vector.as_ptr(), count, at),
             }
         };
-        self.tell(got as i64, format_args!("read {:016x}", room.digest(got)));
-        self.tell_state(fd);
+        self.trace_result(got as i64, format_args!("read {:016x}", buffer.digest(got)));
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn steady(&mut self, slot: usize, times: usize, len: usize, how: usize, seed: usize) {
         let fd = self.fd(slot);
-        let (len, _) = well_defined(fd, len, 1);
-        let mut room = Room::filled(len, seed);
+        let (len, _) = clamp_direct_write(fd, len, 1);
+        let mut buffer = AlignedBuffer::filled(len, seed);
         for number in 0..times.clamp(1, 16) {
             let at = off_t::try_from(number * len / 2).expect("short");
-            let (start, len) = (room.start().cast(), room.len());
-            // SAFETY: `room` is readable for `len` bytes; fsync(2) and fdatasync(2) take an integer.
-            let (put, said) = unsafe {
-                let put = match how % 3 {
+            let (start, len) = (buffer.start().cast(), buffer.len());
+            // SAFETY: `buffer` is readable for `len` bytes; fsync(2) and fdatasync(2) take an integer.
+            let (written, returned) = unsafe {
+                let written = match how % 3 {
                     0 | 1 => libc::write(fd, start, len),
                     _ => libc::pwrite(fd, start, len, at),
                 };
-                (put, if how.is_multiple_of(2) { libc::fsync(fd) } else { libc::fdatasync(fd) })
+                (written, if how.is_multiple_of(2) { libc::fsync(fd) } else { libc::fdatasync(fd) })
             };
-            self.tell(put as i64, format_args!("written, synced {said}"));
+            self.trace_result(written as i64, format_args!("written, synced {returned}"));
         }
-        self.tell_state(fd);
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn seek(&mut self, slot: usize, whence: usize, at: usize) {
@@ -234,14 +234,14 @@ impl Files<'_> {
             [libc::SEEK_SET, libc::SEEK_CUR, libc::SEEK_END, libc::SEEK_DATA, libc::SEEK_HOLE, 77];
         // SAFETY: lseek(2) takes integers only.
         let found = unsafe { libc::lseek(fd, offset(at), ALL[whence % ALL.len()]) };
-        self.tell(found, format_args!("sought"));
-        self.tell_state(fd);
+        self.trace_result(found, format_args!("sought"));
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn sync(&mut self, slot: usize, how: usize, at: usize, len: usize) {
         let fd = self.fd(slot);
         // SAFETY: all calls that sync take integers only.
-        let said = unsafe {
+        let returned = unsafe {
             match how % 12 {
                 0..=4 => libc::fsync(fd),
                 5..=8 => libc::fdatasync(fd),
@@ -258,37 +258,37 @@ impl Files<'_> {
                 }
             }
         };
-        self.tell(i64::from(said), format_args!("synced"));
-        self.tell_state(fd);
+        self.trace_result(i64::from(returned), format_args!("synced"));
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn length(&mut self, how: usize, slot: usize, number: usize, len: usize) {
         let fd = self.fd(slot);
         // SAFETY: `name` returns a NUL-terminated static string; the other arguments are integers.
-        let said = unsafe {
+        let returned = unsafe {
             match how % 4 {
                 0 | 1 => libc::ftruncate(fd, offset(len)),
                 2 => libc::truncate(name(number).as_ptr(), offset(len)),
                 _ => libc::posix_fallocate(fd, 0, offset(len)),
             }
         };
-        self.tell(i64::from(said), format_args!("set"));
-        self.tell_state(fd);
+        self.trace_result(i64::from(returned), format_args!("set"));
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn reserve(&mut self, slot: usize, mode: usize, at: usize, len: usize) {
         let fd = self.fd(slot);
         // SAFETY: fallocate(2) takes integers only.
-        let said = unsafe { libc::fallocate(fd, flags(mode), offset(at), offset(len)) };
-        self.tell(i64::from(said), format_args!("reserved"));
-        self.tell_state(fd);
+        let returned = unsafe { libc::fallocate(fd, flags(mode), offset(at), offset(len)) };
+        self.trace_result(i64::from(returned), format_args!("reserved"));
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn rename(&mut self, how: usize, from: usize, to: usize) {
         let (old, new) = (name(from).as_ptr(), name(to).as_ptr());
         let here = libc::AT_FDCWD;
         // SAFETY: `old` and `new` are NUL-terminated static strings.
-        let said = unsafe {
+        let returned = unsafe {
             match how % 8 {
                 0 => libc::rename(old, new),
                 1 => libc::renameat(here, old, here, new),
@@ -300,7 +300,7 @@ impl Files<'_> {
                 _ => libc::unlink(old),
             }
         };
-        self.tell(i64::from(said), format_args!("named"));
+        self.trace_result(i64::from(returned), format_args!("named"));
         (0..NAMES).for_each(|number| self.look(number, 1));
     }
 
@@ -309,7 +309,7 @@ impl Files<'_> {
         let mode = libc::mode_t::try_from(argument % 0o100).expect("short") | 0o600;
         // SAFETY: an all-zero `flock` is a valid lock of the whole file and lives through the call;
         // the other calls take integers only.
-        let said = unsafe {
+        let returned = unsafe {
             let mut lock: libc::flock = core::mem::zeroed();
             let kind = [libc::F_RDLCK, libc::F_WRLCK, libc::F_UNLCK][argument % 3];
             lock.l_type = libc::c_short::try_from(kind).expect("short");
@@ -328,23 +328,23 @@ impl Files<'_> {
                 _ => libc::fchmod(fd, mode),
             }
         };
-        self.tell(i64::from(said), format_args!("set"));
-        self.tell_state(fd);
+        self.trace_result(i64::from(returned), format_args!("set"));
+        self.trace_descriptor(fd);
     }
 
     pub(super) fn look(&mut self, number: usize, how: usize) {
         let path = name(number).as_ptr();
         // SAFETY: `path` is a NUL-terminated static string; `status` is valid and lives through the call.
-        let (said, status) = unsafe {
+        let (returned, status) = unsafe {
             let mut status: libc::stat = core::mem::zeroed();
-            let said = match how % 3 {
+            let returned = match how % 3 {
                 0 => libc::stat(path, &raw mut status),
                 1 => libc::fstatat(libc::AT_FDCWD, path, &raw mut status, libc::AT_SYMLINK_NOFOLLOW),
                 _ => libc::access(path, libc::W_OK),
             };
-            (said, status)
+            (returned, status)
         };
         let (size, mode, links) = (status.st_size, status.st_mode, status.st_nlink);
-        self.tell(i64::from(said), format_args!("{size} bytes, {mode:o}, {links} names"));
+        self.trace_result(i64::from(returned), format_args!("{size} bytes, {mode:o}, {links} names"));
     }
 }

@@ -27,7 +27,7 @@ const WEIGHTS: &[(Kind, usize)] = &[
     (Kind::Child, 3),
 ];
 /// Kinds that every program has.
-const NEEDED: [Kind; 4] = [Kind::Open, Kind::Put, Kind::Steady, Kind::Sync];
+const REQUIRED_KINDS: [Kind; 4] = [Kind::Open, Kind::Put, Kind::Steady, Kind::Sync];
 
 struct Generator {
     random: Random,
@@ -35,7 +35,7 @@ struct Generator {
     /// Whether short lengths are preferred.
     is_short: bool,
     /// Slot that is preferred for a while.
-    favourite: usize,
+    preferred_slot: usize,
 }
 
 /// Returns the program of `operations` operations for `seed`.
@@ -45,7 +45,7 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     let mut sum = 0;
     let mut weigh = |(kind, weight): &(Kind, usize)| {
         let factor = match random.below(8) {
-            0 if !NEEDED.contains(kind) => 0,
+            0 if !REQUIRED_KINDS.contains(kind) => 0,
             1 if *kind != Kind::Child => 12,
             _ => 4,
         };
@@ -54,7 +54,7 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     };
     let kinds = WEIGHTS.iter().map(&mut weigh).collect();
     let is_short = !random.one_in(4);
-    let mut generator = Generator { random, kinds, is_short, favourite: 0 };
+    let mut generator = Generator { random, kinds, is_short, preferred_slot: 0 };
     let mut program = Program { seed, alarm_us: 0, operations: Vec::with_capacity(operations) };
     for slot in 0..SLOTS {
         let flags = usize::try_from(libc::O_RDWR | libc::O_CREAT).expect("positive");
@@ -67,20 +67,20 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     program
 }
 
-/// Returns an operation with the numbers `given`, in the order of [`Kind::operands`].
-fn operation(kind: Kind, given: &[usize]) -> Operation {
-    debug_assert_eq!(given.len(), kind.operands().len(), "{}", kind.name());
+/// Returns an operation with the numbers `operands`, in the order of [`Kind::operands`].
+fn operation(kind: Kind, operands: &[usize]) -> Operation {
+    debug_assert_eq!(operands.len(), kind.operands().len(), "{}", kind.name());
     let mut numbers = [0; NUMBERS];
-    numbers[..given.len()].copy_from_slice(given);
+    numbers[..operands.len()].copy_from_slice(operands);
     Operation { worker: 0, kind, numbers }
 }
 
 impl Generator {
     fn slot(&mut self) -> usize {
         if self.random.one_in(40) {
-            self.favourite = self.random.below(SLOTS);
+            self.preferred_slot = self.random.below(SLOTS);
         }
-        if self.random.one_in(3) { self.random.below(SLOTS) } else { self.favourite }
+        if self.random.one_in(3) { self.random.below(SLOTS) } else { self.preferred_slot }
     }
 
     fn len(&mut self) -> usize {
@@ -95,7 +95,7 @@ impl Generator {
     }
 
     /// Returns an offset in a file.
-    fn at(&mut self) -> usize {
+    fn file_offset(&mut self) -> usize {
         match self.random.below(10) {
             0..3 => self.random.below(20) * 4096,
             3..5 => self.random.below(80_000),
@@ -108,30 +108,30 @@ impl Generator {
     }
 
     /// Returns an offset in a file, or rarely an invalid one.
-    fn any_at(&mut self) -> usize {
-        if self.random.one_in(60) { NEGATIVE + 1 } else { self.at() }
+    fn any_offset(&mut self) -> usize {
+        if self.random.one_in(60) { NEGATIVE + 1 } else { self.file_offset() }
     }
 
     fn flags(&mut self) -> usize {
         let access =
             self.random.pick(&[libc::O_RDWR, libc::O_RDWR, libc::O_RDWR, libc::O_WRONLY, libc::O_RDONLY]);
         let mut flags = access;
-        let mut now_and_then = |flag, every| {
+        let mut set_sometimes = |flag, every| {
             if self.random.one_in(every) {
                 flags |= flag;
             }
         };
-        now_and_then(libc::O_APPEND, 5);
-        now_and_then(libc::O_TRUNC, 8);
-        now_and_then(libc::O_EXCL, 12);
-        now_and_then(libc::O_SYNC, 25);
-        now_and_then(libc::O_DSYNC, 25);
-        now_and_then(libc::O_CLOEXEC, 3);
-        now_and_then(libc::O_NONBLOCK, 20);
-        now_and_then(libc::O_DIRECT, 40);
-        now_and_then(libc::O_NOFOLLOW, 20);
-        now_and_then(libc::O_PATH, 60);
-        now_and_then(libc::O_DIRECTORY, 80);
+        set_sometimes(libc::O_APPEND, 5);
+        set_sometimes(libc::O_TRUNC, 8);
+        set_sometimes(libc::O_EXCL, 12);
+        set_sometimes(libc::O_SYNC, 25);
+        set_sometimes(libc::O_DSYNC, 25);
+        set_sometimes(libc::O_CLOEXEC, 3);
+        set_sometimes(libc::O_NONBLOCK, 20);
+        set_sometimes(libc::O_DIRECT, 40);
+        set_sometimes(libc::O_NOFOLLOW, 20);
+        set_sometimes(libc::O_PATH, 60);
+        set_sometimes(libc::O_DIRECTORY, 80);
         if !self.random.one_in(6) {
             flags |= libc::O_CREAT;
         }
@@ -143,11 +143,11 @@ impl Generator {
     }
 
     fn next(&mut self) -> Operation {
-        let ticket = self.random.below(self.kinds.last().map_or(1, |last| last.0));
-        let kind = self.kinds[self.kinds.partition_point(|(sum, _)| *sum <= ticket)].1;
+        let draw = self.random.below(self.kinds.last().map_or(1, |last| last.0));
+        let kind = self.kinds[self.kinds.partition_point(|(sum, _)| *sum <= draw)].1;
         let slot = self.slot();
         let name = self.random.below(NAMES);
-        let given = match kind {
+        let operands = match kind {
             Kind::Open => {
                 let call = if self.random.one_in(12) { 2 } else { self.random.below(2) };
                 vec![slot, name, call, self.flags()]
@@ -161,11 +161,11 @@ impl Generator {
             Kind::Put => {
                 let call = if self.random.one_in(2) { self.random.below(2) } else { self.random.below(7) };
                 let parts = self.random.between(1, 4);
-                vec![call, slot, self.any_at(), self.len(), parts, self.seed()]
+                vec![call, slot, self.any_offset(), self.len(), parts, self.seed()]
             }
             Kind::Get => {
                 let parts = self.random.between(1, 4);
-                vec![self.random.below(4), slot, self.any_at(), self.len(), parts]
+                vec![self.random.below(4), slot, self.any_offset(), self.len(), parts]
             }
             Kind::Steady => {
                 let (times, how) = (self.random.between(2, 12), self.random.below(6));
@@ -177,16 +177,16 @@ impl Generator {
                 let at = match (whence, self.random.below(4)) {
                     (1 | 2, 0..3) => NEGATIVE + self.random.below(5000),
                     (1 | 2, _) => self.random.below(5000),
-                    _ => self.any_at(),
+                    _ => self.any_offset(),
                 };
                 vec![slot, whence, at]
             }
             Kind::Sync => {
                 // Syncs of all files are slow, and other programs' files take part in them.
                 let how = if self.random.one_in(40) { 11 } else { self.random.below(11) };
-                vec![slot, how, self.at(), self.len()]
+                vec![slot, how, self.file_offset(), self.len()]
             }
-            Kind::Length => vec![self.random.below(4), slot, name, self.any_at()],
+            Kind::Length => vec![self.random.below(4), slot, name, self.any_offset()],
             Kind::Reserve => {
                 let keep = libc::FALLOC_FL_KEEP_SIZE;
                 let mode = self.random.pick(&[
@@ -197,30 +197,30 @@ impl Generator {
                     libc::FALLOC_FL_COLLAPSE_RANGE,
                     libc::FALLOC_FL_INSERT_RANGE,
                 ]);
-                vec![slot, usize::try_from(mode).expect("positive"), self.any_at(), self.len()]
+                vec![slot, usize::try_from(mode).expect("positive"), self.any_offset(), self.len()]
             }
             Kind::Name => vec![self.random.below(8), name, self.random.below(NAMES)],
             Kind::Control => vec![slot, self.random.below(11), self.random.below(64)],
             Kind::Look => vec![name, self.random.below(3)],
             Kind::Pass => {
                 let to = self.slot();
-                vec![self.random.below(6), slot, to, self.any_at(), self.any_at(), self.len()]
+                vec![self.random.below(6), slot, to, self.any_offset(), self.any_offset(), self.len()]
             }
             Kind::Map => {
-                let place = self.random.below(MAPS);
-                vec![place, slot, self.random.below(5), self.at(), self.random.between(1, 70_000)]
+                let index = self.random.below(MAPS);
+                vec![index, slot, self.random.below(5), self.file_offset(), self.random.between(1, 70_000)]
             }
             Kind::Mapped => {
-                let place = self.random.below(MAPS);
+                let index = self.random.below(MAPS);
                 let at = self.random.below(70_000);
-                vec![place, self.random.below(6), at, self.len().min(70_000), self.seed()]
+                vec![index, self.random.below(6), at, self.len().min(70_000), self.seed()]
             }
             _ => {
                 let how = if self.random.one_in(2) { 0 } else { self.random.below(4) };
                 vec![how, self.random.between(1, 25)]
             }
         };
-        operation(kind, &given)
+        operation(kind, &operands)
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_form_reads_back() {
+    fn program_text_round_trips() {
         let program = generate(5, 2000);
         assert_eq!(Program::parse(&program.to_string()), Ok(program));
     }

@@ -5,7 +5,7 @@ use std::fmt::{Arguments, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use uncopy_tests::plain::{errno, raw_write};
+use uncopy_tests::oracle::{errno, raw_write};
 
 use super::{MAPS, NAMES, SLOTS};
 use crate::program::{Kind, Operation, Program};
@@ -20,7 +20,7 @@ const BEGIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// Parameters of one execution.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct RunParameters {
     /// Path of the program's text.
     pub program: PathBuf,
     /// Path of the progress page.
@@ -36,12 +36,12 @@ pub struct Run {
 }
 
 /// State of a program of files.
-pub(super) struct Files<'a> {
-    run: &'a Run,
+pub(super) struct FilesInterpreter<'a> {
+    parameters: &'a RunParameters,
     program: &'a Program,
     progress: &'static Progress,
     trace: i32,
-    place: usize,
+    index: usize,
     pub(super) slots: [i32; SLOTS],
     pub(super) maps: [Option<(usize, usize)>; MAPS],
     depth: usize,
@@ -52,39 +52,39 @@ pub(super) struct Files<'a> {
 ///
 /// # Panics
 /// If no log was used within `BEGIN_LIMIT`.
-pub fn warm_up(path: &Path) {
+pub fn wait_until_logged(path: &Path) {
     let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("no NUL");
     let mut mark = [0u8; 8192];
     // SAFETY: the names are NUL-terminated; one byte is written from a literal; `mark` is writable
     // for `len` bytes; the descriptor is opened and closed here.
-    let is_warm = unsafe {
+    let is_logged = unsafe {
         let fd = libc::open(name.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o600);
         assert!(fd >= 0, "{}: errno {}", path.display(), errno());
         let begun = Instant::now();
-        let mut is_warm = false;
-        while !is_warm && begun.elapsed() < BEGIN_LIMIT {
+        let mut is_logged = false;
+        while !is_logged && begun.elapsed() < BEGIN_LIMIT {
             libc::write(fd, c"a".as_ptr().cast(), 1);
             libc::fsync(fd);
-            let (room, len) = (mark.as_mut_ptr().cast(), mark.len());
-            is_warm = libc::fgetxattr(fd, c"user.uncopy.log".as_ptr(), room, len) > 0;
+            let (value, len) = (mark.as_mut_ptr().cast(), mark.len());
+            is_logged = libc::fgetxattr(fd, c"user.uncopy.log".as_ptr(), value, len) > 0;
         }
         libc::close(fd);
-        is_warm
+        is_logged
     };
-    assert!(is_warm, "{}: no file takes part in a log", path.display());
+    assert!(is_logged, "{}: no file takes part in a log", path.display());
 }
 
 /// Executes the operations.
 ///
 /// # Panics
 /// If the program or the trace cannot be opened.
-pub fn run(run: &Run) {
-    let text = std::fs::read_to_string(&run.program).expect("the program");
+pub fn run(parameters: &RunParameters) {
+    let text = std::fs::read_to_string(&parameters.program).expect("the program");
     let program = Program::parse(&text).expect("a program");
-    let name = CString::new(run.trace.as_os_str().as_encoded_bytes()).expect("no NUL");
+    let name = CString::new(parameters.trace.as_os_str().as_encoded_bytes()).expect("no NUL");
     let mut slots = [-1; SLOTS];
-    slots.iter_mut().zip(&run.slots).for_each(|(slot, fd)| *slot = *fd);
-    let progress = Progress::open(&run.progress);
+    slots.iter_mut().zip(&parameters.slots).for_each(|(slot, fd)| *slot = *fd);
+    let progress = Progress::open(&parameters.progress);
     // SAFETY: `name` is NUL-terminated and lives through the call; both descriptors are opened here.
     let trace = unsafe {
         let low = libc::open(
@@ -96,12 +96,14 @@ pub fn run(run: &Run) {
         libc::close(low);
         high
     };
-    assert!(trace >= 0, "{}: errno {}", run.trace.display(), errno());
-    let (place, depth, maps, line) = (run.operations.start, run.depth, [None; MAPS], String::new());
-    let mut files = Files { run, program: &program, progress, trace, place, slots, maps, depth, line };
-    files.go_on(run.operations.clone());
-    if run.depth == 0 {
-        files.look_at_all();
+    assert!(trace >= 0, "{}: errno {}", parameters.trace.display(), errno());
+    let (index, depth, maps, line) =
+        (parameters.operations.start, parameters.depth, [None; MAPS], String::new());
+    let mut interpreter =
+        FilesInterpreter { parameters, program: &program, progress, trace, index, slots, maps, depth, line };
+    interpreter.run_operations(parameters.operations.clone());
+    if parameters.depth == 0 {
+        interpreter.trace_final_state();
     }
 }
 
@@ -110,26 +112,26 @@ pub(super) fn name(number: usize) -> &'static CStr {
     [c"a", c"b", c"c", c"d", c"e"][number % NAMES]
 }
 
-impl Files<'_> {
+impl FilesInterpreter<'_> {
     /// Returns the descriptor of a slot, or -1.
     pub(super) fn fd(&self, slot: usize) -> i32 {
         self.slots[slot % SLOTS]
     }
 
     /// Puts a descriptor into a slot, and closes the previous one.
-    pub(super) fn fill(&mut self, slot: usize, fd: i32) {
+    pub(super) fn set_slot(&mut self, slot: usize, fd: i32) {
         if fd >= 0 {
             let old = core::mem::replace(&mut self.slots[slot % SLOTS], fd);
             if old >= 0 {
                 // SAFETY: `old` is the slot's own descriptor, which was just taken out.
-                let said = unsafe { libc::close(old) };
-                self.tell(i64::from(said), format_args!("closed {old}"));
+                let returned = unsafe { libc::close(old) };
+                self.trace_result(i64::from(returned), format_args!("closed {old}"));
             }
         }
     }
 
     /// Records the result of a call: its value, `errno` if the value is -1, and `more`.
-    pub(super) fn tell(&mut self, value: i64, more: Arguments<'_>) {
+    pub(super) fn trace_result(&mut self, value: i64, more: Arguments<'_>) {
         let error = if value == -1 { errno() } else { 0 };
         // Writing to a `String` cannot fail.
         let _ = write!(self.line, " {value}");
@@ -140,12 +142,12 @@ impl Files<'_> {
     }
 
     /// Records the state of a descriptor: file size, mode, links, offset and flags.
-    pub(super) fn tell_state(&mut self, fd: i32) {
+    pub(super) fn trace_descriptor(&mut self, fd: i32) {
         if fd < 0 {
             return;
         }
         // SAFETY: `status` is valid (all-zero) and lives through the call; the other calls take integers.
-        let (found, status, at, flags, kept) = unsafe {
+        let (found, status, at, flags, fd_flags) = unsafe {
             let mut status: libc::stat = core::mem::zeroed();
             let found = libc::fstat(fd, &raw mut status);
             let at = libc::lseek(fd, 0, libc::SEEK_CUR);
@@ -157,31 +159,31 @@ impl Files<'_> {
         let (size, mode, links) = (status.st_size, status.st_mode, status.st_nlink);
         let _ = write!(
             self.line,
-            " [fd {fd}: {found} {size} bytes, {mode:o}, {links} names, at {at}, {flags:o} {kept}]"
+            " [fd {fd}: {found} {size} bytes, {mode:o}, {links} names, at {at}, {flags:o} {fd_flags}]"
         );
     }
 
     /// Appends the recorded line to the trace.
-    fn end_line(&mut self, kind: &str) {
-        let line = format!("{} {kind} ({}){}\n", self.place, self.depth, self.line);
+    fn write_line(&mut self, kind: &str) {
+        let line = format!("{} {kind} ({}){}\n", self.index, self.depth, self.line);
         self.line.clear();
         // SAFETY: `line` is readable for its length.
         let written = unsafe { raw_write(self.trace, line.as_ptr(), line.len()) };
         assert_eq!(written, Ok(line.len()), "the trace");
     }
 
-    fn go_on(&mut self, operations: std::ops::Range<usize>) {
+    fn run_operations(&mut self, operations: std::ops::Range<usize>) {
         let end = operations.end.min(self.program.operations.len());
-        for place in operations.start..end {
-            self.place = place;
-            let operation = self.program.operations[place];
-            self.progress.begin(0, place, operation.kind, self.depth > 0);
-            self.one(&operation);
-            self.end_line(operation.kind.name());
+        for index in operations.start..end {
+            self.index = index;
+            let operation = self.program.operations[index];
+            self.progress.begin(0, index, operation.kind, self.depth > 0);
+            self.execute(&operation);
+            self.write_line(operation.kind.name());
         }
     }
 
-    fn one(&mut self, operation: &Operation) {
+    fn execute(&mut self, operation: &Operation) {
         let numbers = operation.numbers;
         let [a, b, c, d, e, f, ..] = numbers;
         match operation.kind {
@@ -209,34 +211,34 @@ impl Files<'_> {
     }
 
     /// Records the final state of all names and slots.
-    fn look_at_all(&mut self) {
+    fn trace_final_state(&mut self) {
         for number in 0..NAMES {
             self.look(number, 0);
-            self.end_line("end");
+            self.write_line("end");
         }
         for slot in 0..SLOTS {
-            self.tell_state(self.fd(slot));
-            self.end_line("end");
+            self.trace_descriptor(self.fd(slot));
+            self.write_line("end");
         }
     }
 
     /// Runs the next operations in another process and waits for it, or replaces this process by a
     /// program that does the rest.
     fn child(&mut self, how: usize, count: usize) {
-        let next = self.place + 1;
+        let next = self.index + 1;
         if how % 4 == 3 {
-            let end = self.run.operations.end.min(self.program.operations.len());
+            let end = self.parameters.operations.end.min(self.program.operations.len());
             let arguments = self.arguments(next..end, self.depth);
-            self.tell(0, format_args!("exec"));
-            self.end_line("child");
+            self.trace_result(0, format_args!("exec"));
+            self.write_line("child");
             exec(&arguments);
         }
         if self.depth >= MAX_DEPTH {
             return;
         }
-        self.tell(0, format_args!("a child"));
-        self.end_line("child");
-        let place = self.place;
+        self.trace_result(0, format_args!("a child"));
+        self.write_line("child");
+        let index = self.index;
         let arguments = self.arguments(next..next + count, self.depth + 1);
         let child = match how % 4 {
             2 => spawn(&arguments),
@@ -245,37 +247,37 @@ impl Files<'_> {
                 0 if how == 1 => exec(&arguments),
                 0 => {
                     self.depth += 1;
-                    self.go_on(next..next + count);
+                    self.run_operations(next..next + count);
                     // SAFETY: `_exit` takes an integer only, and skips the parent's exit handlers.
                     unsafe { libc::_exit(0) }
                 }
                 child => child,
             },
         };
-        self.place = place;
+        self.index = index;
         let mut status = 0;
         // SAFETY: `status` is writable and lives through the call.
         let ended = unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
-        self.tell(i64::from(status), format_args!("ended {ended}"));
-        (0..SLOTS).for_each(|slot| self.tell_state(self.fd(slot)));
+        self.trace_result(i64::from(status), format_args!("ended {ended}"));
+        (0..SLOTS).for_each(|slot| self.trace_descriptor(self.fd(slot)));
     }
 
     /// Returns the arguments to execute `operations` with the descriptors that exec leaves open.
     fn arguments(&self, operations: std::ops::Range<usize>, depth: usize) -> Vec<CString> {
         // SAFETY: fcntl(2) with F_GETFD takes integers only.
-        let stays = |fd: i32| unsafe { libc::fcntl(fd, libc::F_GETFD) } & libc::FD_CLOEXEC == 0;
-        let slots = self.slots.map(|fd| if fd >= 0 && stays(fd) { fd } else { -1 });
+        let survives_exec = |fd: i32| unsafe { libc::fcntl(fd, libc::F_GETFD) } & libc::FD_CLOEXEC == 0;
+        let slots = self.slots.map(|fd| if fd >= 0 && survives_exec(fd) { fd } else { -1 });
         let slots = slots.map(|fd| fd.to_string()).join(",");
         let machine = std::env::current_exe().expect("this program");
-        let words: [std::ffi::OsString; 16] = [
+        let arguments: [std::ffi::OsString; 16] = [
             machine.into(),
             "execute-files".into(),
             "--program".into(),
-            self.run.program.clone().into(),
+            self.parameters.program.clone().into(),
             "--progress".into(),
-            self.run.progress.clone().into(),
+            self.parameters.progress.clone().into(),
             "--trace".into(),
-            self.run.trace.clone().into(),
+            self.parameters.trace.clone().into(),
             "--from".into(),
             operations.start.to_string().into(),
             "--to".into(),
@@ -285,7 +287,7 @@ impl Files<'_> {
             "--slots".into(),
             slots.into(),
         ];
-        words.into_iter().map(|word| CString::new(word.into_encoded_bytes()).expect("no NUL")).collect()
+        arguments.into_iter().map(|word| CString::new(word.into_encoded_bytes()).expect("no NUL")).collect()
     }
 }
 

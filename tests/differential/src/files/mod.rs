@@ -2,7 +2,7 @@
 //! the same, and the files must have the same contents.
 //!
 //! A program is data, as any other ([`crate::program`]), from a [`generator`] of its own. The
-//! [`interpreter`] executes it with libc calls and records the results; a [`trial`] runs it twice
+//! [`interpreter`] executes it with libc calls and records the results; a [`test_run`] runs it twice
 //! and compares.
 
 mod calls;
@@ -10,7 +10,7 @@ pub mod generator;
 pub mod interpreter;
 mod mapped;
 mod passing;
-pub mod trial;
+pub mod test_run;
 
 /// Maximum number of descriptors of a program.
 pub const SLOTS: usize = 8;

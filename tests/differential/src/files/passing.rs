@@ -4,7 +4,7 @@ use core::ptr::null_mut;
 
 use libc::{c_int, off_t};
 
-use super::interpreter::Files;
+use super::interpreter::FilesInterpreter;
 use super::{MAX_FILE, NEGATIVE};
 
 /// Maximum offset in a file, in bytes.
@@ -17,13 +17,13 @@ pub(super) fn offset(number: usize) -> off_t {
     sign * off_t::try_from(number.min(MAX_OFFSET)).expect("a short one")
 }
 
-impl Files<'_> {
+impl FilesInterpreter<'_> {
     pub(super) fn pass(&mut self, how: usize, from: usize, to: usize, at: usize, to_at: usize, len: usize) {
         let (fd, to) = (self.fd(from), self.fd(to));
         let (mut at, mut to_at) = (offset(at), offset(to_at));
-        if how % 6 != 2 && how % 6 != 3 && is_one_file(fd, to) {
+        if how % 6 != 2 && how % 6 != 3 && is_same_file(fd, to) {
             // Within one file the bytes that arrive depend on the page cache: two plain runs may differ.
-            return self.tell(0, format_args!("one file"));
+            return self.trace_result(0, format_args!("one file"));
         }
         // SAFETY: the offsets are writable and live through the calls; null offsets are allowed.
         let passed = unsafe {
@@ -36,34 +36,34 @@ impl Files<'_> {
                 _ => return self.splice(fd, to, None, None, len),
             }
         };
-        self.tell(passed as i64, format_args!("passed {at} {to_at}"));
-        self.tell_state(fd);
-        self.tell_state(to);
+        self.trace_result(passed as i64, format_args!("passed {at} {to_at}"));
+        self.trace_descriptor(fd);
+        self.trace_descriptor(to);
     }
 
     /// Copies from file to file by splice(2), through a pipe.
     fn splice(&mut self, from: c_int, to: c_int, at: Option<off_t>, to_at: Option<off_t>, len: usize) {
         let mut ends = [-1; 2];
         let (mut at, mut to_at) = (at, to_at);
-        let place = |at: &mut Option<off_t>| at.as_mut().map_or(null_mut(), core::ptr::from_mut);
+        let offset_pointer = |at: &mut Option<off_t>| at.as_mut().map_or(null_mut(), core::ptr::from_mut);
         // SAFETY: `ends` has room for two descriptors; the offsets are writable and live through the calls.
         unsafe {
             libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK);
-            let taken = libc::splice(from, place(&mut at), ends[1], null_mut(), len, 0);
-            self.tell(taken as i64, format_args!("from {at:?}"));
-            let put = libc::splice(ends[0], null_mut(), to, place(&mut to_at), len, 0);
-            self.tell(put as i64, format_args!("to {to_at:?}"));
+            let into_pipe = libc::splice(from, offset_pointer(&mut at), ends[1], null_mut(), len, 0);
+            self.trace_result(into_pipe as i64, format_args!("from {at:?}"));
+            let from_pipe = libc::splice(ends[0], null_mut(), to, offset_pointer(&mut to_at), len, 0);
+            self.trace_result(from_pipe as i64, format_args!("to {to_at:?}"));
             ends.iter().for_each(|end| {
                 libc::close(*end);
             });
         }
-        self.tell_state(from);
-        self.tell_state(to);
+        self.trace_descriptor(from);
+        self.trace_descriptor(to);
     }
 }
 
 /// Whether both descriptors refer to the same file.
-fn is_one_file(one: c_int, other: c_int) -> bool {
+fn is_same_file(one: c_int, other: c_int) -> bool {
     // SAFETY: an all-zero `stat` is valid and lives through the call.
     let inode = |fd| unsafe {
         let mut found: libc::stat = core::mem::zeroed();
@@ -78,7 +78,7 @@ struct Control([u8; 24]);
 
 /// Sends a descriptor over a socket to this process. Returns the received descriptor, which refers
 /// to the same open file description, or -1.
-pub(super) fn over_a_socket(fd: c_int) -> c_int {
+pub(super) fn duplicate_by_scm_rights(fd: c_int) -> c_int {
     let mut ends = [-1; 2];
     let mut byte = [7u8];
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -108,11 +108,11 @@ pub(super) fn over_a_socket(fd: c_int) -> c_int {
                 new = libc::CMSG_DATA(head).cast::<c_int>().read_unaligned();
             }
         }
-        let kept = uncopy_tests::plain::errno();
+        let saved_errno = uncopy_tests::oracle::errno();
         ends.iter().for_each(|end| {
             libc::close(*end);
         });
-        uncopy_tests::plain::set_errno(kept);
+        uncopy_tests::oracle::set_errno(saved_errno);
         new
     }
 }

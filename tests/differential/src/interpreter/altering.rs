@@ -8,38 +8,38 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::CopyCall;
-use uncopy_tests::plain::errno;
+use uncopy_tests::oracle::errno;
 
 use super::{SLOTS, Verdict, Worker};
 use crate::buffer::{Buffer, Origin};
-use crate::model::{pool, pool_place};
+use crate::model::{pool, pool_offset};
 
-const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
-const FRESH: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+const FRESH_FLAGS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
 /// Longest range that is mapped over, in bytes.
-const COVERED_BYTES: usize = 256 << 10;
+const MAX_MAP_OVER_BYTES: usize = 256 << 10;
 /// Bytes that one churn allocates in all, and the bytes and mappings that may be left of them.
 const CHURNED_BYTES: usize = 96 << 20;
-const LEFT_BYTES: usize = 56 << 20;
-const LEFT_MAPPINGS: usize = 60;
+const MAX_LEFT_BYTES: usize = 56 << 20;
+const MAX_LEFT_MAPPINGS: usize = 60;
 
 /// Maps memory by the bare system call or by libc's mmap.
 fn map(by_syscall: bool, at: *mut c_void, len: usize, flags: c_int, fd: c_int) -> *mut c_void {
     // SAFETY: callers that set MAP_FIXED pass whole pages of a buffer and update its model.
     unsafe {
         if by_syscall {
-            let result = libc::syscall(libc::SYS_mmap, at, len, ACCESS, flags, fd, 0i64);
+            let result = libc::syscall(libc::SYS_mmap, at, len, READ_WRITE, flags, fd, 0i64);
             std::ptr::with_exposed_provenance_mut(usize::try_from(result).unwrap_or(usize::MAX))
         } else {
             black_box(libc::mmap as unsafe extern "C" fn(_, _, _, _, _, _) -> *mut c_void)(
-                at, len, ACCESS, flags, fd, 0i64,
+                at, len, READ_WRITE, flags, fd, 0i64,
             )
         }
     }
 }
 
 /// Maps shared memory over a range.
-fn share(how: usize, at: *mut c_void, len: usize) -> Verdict {
+fn map_shared_over(how: usize, at: *mut c_void, len: usize) -> Verdict {
     // SAFETY: callers pass whole pages of a buffer and update its model; the descriptors and
     // segments are created here.
     let placed = unsafe {
@@ -130,16 +130,16 @@ impl Worker<'_> {
         if !matches!(buffer.origin(), Origin::Heap | Origin::Mapped | Origin::Static) {
             return Ok(());
         }
-        let Some((at, len)) = buffer.whole_pages(at, len.min(COVERED_BYTES)) else { return Ok(()) };
+        let Some((at, len)) = buffer.whole_pages(at, len.min(MAX_MAP_OVER_BYTES)) else { return Ok(()) };
         let target: *mut c_void = buffer.at(at).cast();
         if !how.is_multiple_of(3) {
-            share(how / 3, target, len)?;
-            let place = pool_place(seed, len);
-            // SAFETY: the range is inside the buffer, and the pool has `len` bytes from `place` on.
+            map_shared_over(how / 3, target, len)?;
+            let pool_offset = pool_offset(seed, len);
+            // SAFETY: the range is inside the buffer, and the pool has `len` bytes from `pool_offset` on.
             unsafe {
-                CopyCall::ALL[seed % CopyCall::ALL.len()].copy(target.cast(), pool().at(place), len);
+                CopyCall::ALL[seed % CopyCall::ALL.len()].copy(target.cast(), pool().at(pool_offset), len);
             }
-            buffer.mirror.take_from_pool(at, place, len);
+            buffer.mirror.copy_from_pool(at, pool_offset, len);
             // Copy the whole buffer: the range together with the memory around it.
             let mut copy = vec![0u8; buffer.len()];
             let mut check = crate::model::Mirror::new(buffer.len());
@@ -153,7 +153,7 @@ impl Worker<'_> {
                 return Err(format!("copied from a buffer with another mapping over it: {difference}"));
             }
         }
-        let placed = map(how % 2 == 1, target, len, FRESH, -1);
+        let placed = map(how % 2 == 1, target, len, FRESH_FLAGS, -1);
         if placed != target {
             return Err(format!("mmap over {target:?}: {placed:?} errno {}", errno()));
         }
@@ -189,18 +189,18 @@ impl Worker<'_> {
         let Some(buffer) = &mut self.slots[slot % SLOTS] else { return Ok(()) };
         let Some((at, len)) = buffer.whole_pages(at, len) else { return Ok(()) };
         for advice in ADVICE[advice % ADVICE.len()] {
-            let gone = matches!(*advice, libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED);
-            if gone && matches!(buffer.origin(), Origin::Shared | Origin::FileBacked) {
+            let drops_bytes = matches!(*advice, libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED);
+            if drops_bytes && matches!(buffer.origin(), Origin::Shared | Origin::FileBacked) {
                 return Ok(());
             }
             // Some kernels are built without this advice, none take it for locked memory, and older
             // ones not through process_madvise(2). Advice about children is undone by madvise(2),
             // which always works.
-            let takes_back = matches!(*advice, libc::MADV_DOFORK | libc::MADV_KEEPONFORK);
-            let done = advise(if takes_back { 0 } else { by }, buffer.at(at).cast(), len, *advice);
-            if gone && done >= 0 {
+            let restores_inheritance = matches!(*advice, libc::MADV_DOFORK | libc::MADV_KEEPONFORK);
+            let done = advise(if restores_inheritance { 0 } else { by }, buffer.at(at).cast(), len, *advice);
+            if drops_bytes && done >= 0 {
                 buffer.mirror.set(at, len, 0);
-            } else if gone {
+            } else if drops_bytes {
                 // Fails at the first locked page, with the pages before it dropped.
                 buffer.mirror.forget(at, len);
             }
@@ -239,14 +239,14 @@ impl Worker<'_> {
                 }
                 let at = start.byte_add(first);
                 match how % 9 {
-                    0 => drop(map(false, at.byte_add(PAGE), whole / 2, FRESH, -1)),
+                    0 => drop(map(false, at.byte_add(PAGE), whole / 2, FRESH_FLAGS, -1)),
                     1 => lock(how / 9, at, whole),
                     2 => {
                         libc::mprotect(at, whole, libc::PROT_READ);
-                        libc::mprotect(at, whole, ACCESS);
+                        libc::mprotect(at, whole, READ_WRITE);
                     }
-                    way => {
-                        advise(how / 9, at, whole, ADVICE[way % ADVICE.len()]);
+                    advice_number => {
+                        advise(how / 9, at, whole, ADVICE[advice_number % ADVICE.len()]);
                     }
                 }
                 black_box(libc::free as unsafe extern "C" fn(*mut c_void))(start);
@@ -255,7 +255,7 @@ impl Worker<'_> {
         let after = footprint();
         let (resident, mappings) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
         // Other threads allocate meanwhile, so the figures mean nothing with several workers.
-        if self.program.workers() == 1 && (resident > LEFT_BYTES || mappings > LEFT_MAPPINGS) {
+        if self.program.workers() == 1 && (resident > MAX_LEFT_BYTES || mappings > MAX_LEFT_MAPPINGS) {
             return Err(format!(
                 "{resident} bytes and {mappings} mappings are left of blocks of {len} bytes"
             ));

@@ -3,9 +3,9 @@
 use std::ffi::c_int;
 
 use uncopy_tests::calls::{FileInput, FileOutput, InputCall, OutputCall};
-use uncopy_tests::plain::{PlainBytes, errno};
+use uncopy_tests::oracle::{OracleBytes, errno};
 
-use super::{PARTS_BYTES, Part, Verdict, Worker};
+use super::{MAX_PARTS_BYTES, Part, Verdict, Worker};
 use crate::model::Mirror;
 use crate::program::NUMBERS;
 
@@ -13,29 +13,29 @@ use crate::program::NUMBERS;
 const MAX_FILE: usize = 3 << 20;
 
 /// The worker's file with its expected contents.
-pub(super) struct Disk {
-    pub(super) file: c_int,
-    append: c_int,
+pub(super) struct WorkerFile {
+    pub(super) fd: c_int,
+    append_fd: c_int,
     pub(super) content: Mirror,
     pub(super) size: usize,
 }
 
-impl Disk {
+impl WorkerFile {
     pub(super) fn new() -> Self {
         // SAFETY: the name is a NUL-terminated literal.
-        let file = unsafe { libc::memfd_create(c"machine".as_ptr(), libc::MFD_CLOEXEC) };
-        assert!(file >= 0, "memfd: errno {}", errno());
-        let path = std::ffi::CString::new(format!("/proc/self/fd/{file}")).expect("no zero in it");
+        let fd = unsafe { libc::memfd_create(c"machine".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0, "memfd: errno {}", errno());
+        let path = std::ffi::CString::new(format!("/proc/self/fd/{fd}")).expect("no zero in it");
         // SAFETY: `path` is a NUL-terminated `CString` that lives through the call.
-        let append = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_APPEND | libc::O_CLOEXEC) };
-        assert!(append >= 0, "the file a second time: errno {}", errno());
-        Self { file, append, content: Mirror::new(MAX_FILE), size: 0 }
+        let append_fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_APPEND | libc::O_CLOEXEC) };
+        assert!(append_fd >= 0, "the file a second time: errno {}", errno());
+        Self { fd, append_fd, content: Mirror::new(MAX_FILE), size: 0 }
     }
 
     /// Compares a range of the file with the model, read by the bare system call.
-    fn check(&self, at: usize, len: usize, scratch: &PlainBytes) -> Verdict {
+    fn check(&self, at: usize, len: usize, scratch: &OracleBytes) -> Verdict {
         // SAFETY: the scratch is writable for `len` bytes: it is at least as long as the file.
-        let got = unsafe { libc::syscall(libc::SYS_pread64, self.file, scratch.pointer(), len, at) };
+        let got = unsafe { libc::syscall(libc::SYS_pread64, self.fd, scratch.pointer(), len, at) };
         if usize::try_from(got) != Ok(len) {
             return Err(format!("the file gave {got} of {len} bytes at {at}"));
         }
@@ -46,18 +46,18 @@ impl Disk {
         }
     }
 
-    pub(super) fn check_all(&self, scratch: &PlainBytes) -> Verdict {
+    pub(super) fn check_all(&self, scratch: &OracleBytes) -> Verdict {
         if self.size == 0 { Ok(()) } else { self.check(0, self.size, scratch) }
     }
 
     /// Replaces the file that a forked child shares with its parent by a copy.
-    pub(super) fn part_with_parent(&mut self) {
+    pub(super) fn unshare_from_parent(&mut self) {
         let fresh = Self::new();
         let from = self.content.pointer(0);
         // SAFETY: the mirror is readable for `self.size` bytes, the file's length.
-        let written = unsafe { libc::syscall(libc::SYS_pwrite64, fresh.file, from, self.size, 0) };
+        let written = unsafe { libc::syscall(libc::SYS_pwrite64, fresh.fd, from, self.size, 0) };
         assert_eq!(usize::try_from(written), Ok(self.size), "the child's file");
-        for (own, other) in [(self.file, fresh.file), (self.append, fresh.append)] {
+        for (own, other) in [(self.fd, fresh.fd), (self.append_fd, fresh.append_fd)] {
             // SAFETY: both descriptors are open, and only this worker uses them.
             unsafe {
                 libc::syscall(libc::SYS_dup3, other, own, libc::O_CLOEXEC);
@@ -78,28 +78,30 @@ impl Worker<'_> {
         if parts.is_empty() {
             return Ok(());
         }
-        let offset = offset % (self.disk.size + 5000);
+        let offset = offset % (self.file.size + 5000);
         let mut vectors = self.vectors(&parts);
-        let place = i64::try_from(offset).expect("small");
+        let file_offset = i64::try_from(offset).expect("small");
         // SAFETY: the parts lie inside the worker's buffers.
         let got = unsafe {
             if at_offset {
-                file_call.input(self.disk.file, &vectors, place)
+                file_call.input(self.file.fd, &vectors, file_offset)
             } else {
-                assert_eq!(libc::lseek(self.disk.file, place, libc::SEEK_SET), place, "lseek");
-                stream_call.input(self.disk.file, &mut vectors, 0)
+                assert_eq!(libc::lseek(self.file.fd, file_offset, libc::SEEK_SET), file_offset, "lseek");
+                stream_call.input(self.file.fd, &mut vectors, 0)
             }
         };
-        let room: usize = parts.iter().map(|part| part.len).sum();
-        let most = room.min(self.disk.size.saturating_sub(offset));
-        if got != Ok(most) {
-            return Err(format!("{file_call:?} or {stream_call:?} of the file gave {got:?}, must be {most}"));
+        let capacity: usize = parts.iter().map(|part| part.len).sum();
+        let max_bytes = capacity.min(self.file.size.saturating_sub(offset));
+        if got != Ok(max_bytes) {
+            return Err(format!(
+                "{file_call:?} or {stream_call:?} of the file gave {got:?}, must be {max_bytes}"
+            ));
         }
         let mut done = 0;
         for part in &parts {
-            let now = part.len.min(most - done);
+            let now = part.len.min(max_bytes - done);
             if let Some(buffer) = &mut self.slots[part.slot] {
-                buffer.mirror.copy_from(part.at, &self.disk.content, (offset + done).min(MAX_FILE), now);
+                buffer.mirror.copy_from(part.at, &self.file.content, (offset + done).min(MAX_FILE), now);
             }
             done += now;
         }
@@ -116,39 +118,39 @@ impl Worker<'_> {
         if parts.is_empty() {
             return Ok(());
         }
-        if self.disk.size + PARTS_BYTES > MAX_FILE {
+        if self.file.size + MAX_PARTS_BYTES > MAX_FILE {
             // SAFETY: ftruncate(2) takes integers only, and the descriptor is the worker's own.
-            assert_eq!(unsafe { libc::ftruncate(self.disk.file, 0) }, 0, "ftruncate");
-            self.disk.size = 0;
+            assert_eq!(unsafe { libc::ftruncate(self.file.fd, 0) }, 0, "ftruncate");
+            self.file.size = 0;
         }
-        let offset = if how < 11 { offset % (self.disk.size + 1) } else { self.disk.size };
+        let offset = if how < 11 { offset % (self.file.size + 1) } else { self.file.size };
         let mut vectors = self.vectors(&parts);
-        let place = i64::try_from(offset).expect("small");
+        let file_offset = i64::try_from(offset).expect("small");
         // SAFETY: the parts lie inside the worker's buffers.
         let written = unsafe {
             match how {
-                0..6 => file_call.output(self.disk.file, &vectors, place),
+                0..6 => file_call.output(self.file.fd, &vectors, file_offset),
                 6..11 => {
-                    assert_eq!(libc::lseek(self.disk.file, place, libc::SEEK_SET), place, "lseek");
-                    stream_call.output(self.disk.file, &mut vectors, 0)
+                    assert_eq!(libc::lseek(self.file.fd, file_offset, libc::SEEK_SET), file_offset, "lseek");
+                    stream_call.output(self.file.fd, &mut vectors, 0)
                 }
-                _ => stream_call.output(self.disk.append, &mut vectors, 0),
+                _ => stream_call.output(self.file.append_fd, &mut vectors, 0),
             }
         };
-        let whole: usize = parts.iter().map(|part| part.len).sum();
-        if written != Ok(whole) {
+        let total_bytes: usize = parts.iter().map(|part| part.len).sum();
+        if written != Ok(total_bytes) {
             return Err(format!(
-                "{file_call:?} or {stream_call:?} of {whole} bytes to the file: {written:?}"
+                "{file_call:?} or {stream_call:?} of {total_bytes} bytes to the file: {written:?}"
             ));
         }
         let mut done = 0;
         for part in &parts {
             if let Some(buffer) = &self.slots[part.slot] {
-                self.disk.content.copy_from(offset + done, &buffer.mirror, part.at, part.len);
+                self.file.content.copy_from(offset + done, &buffer.mirror, part.at, part.len);
             }
             done += part.len;
         }
-        self.disk.size = self.disk.size.max(offset + whole);
-        self.disk.check(offset, whole, &self.scratch)
+        self.file.size = self.file.size.max(offset + total_bytes);
+        self.file.check(offset, total_bytes, &self.scratch)
     }
 }

@@ -4,13 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 
 use uncopy_core::addr::PAGE_BYTES as PAGE;
-use uncopy_tests::plain::{self, errno};
+use uncopy_tests::oracle::{self, errno};
 
 use super::{SLOTS, Verdict, Worker};
 use crate::buffer::{MAX_BUFFER, Origin};
-use crate::link::pipe;
+use crate::channel::pipe;
+use crate::handler_buffers::with_signals_blocked;
 use crate::model::pool;
-use crate::room::without_signals;
 
 fn mprotect(start: *mut u8, len: usize, protection: c_int) -> Verdict {
     // SAFETY: callers pass whole pages of a buffer, and restore the protection before using them.
@@ -42,9 +42,9 @@ impl Worker<'_> {
                 // SAFETY: the pool has 60,000 bytes; read(2) is given whole pages of the buffer,
                 // which it may not write; the descriptors are this function's own.
                 let got = unsafe {
-                    let _ = plain::raw_write(writer, pool().pointer(), len.min(60_000));
+                    let _ = oracle::raw_write(writer, pool().pointer(), len.min(60_000));
                     let call = black_box(libc::read as unsafe extern "C" fn(_, _, _) -> isize);
-                    let got = plain::outcome(call(reader, start.cast::<c_void>(), len));
+                    let got = oracle::call_result(call(reader, start.cast::<c_void>(), len));
                     libc::close(reader);
                     libc::close(writer);
                     got
@@ -58,7 +58,7 @@ impl Worker<'_> {
             _ => {
                 // Reads by process_vm_readv(2), and by loads.
                 mprotect(start, len, libc::PROT_READ)?;
-                let wrong = self.kernel(3, slot, at, len, 0);
+                let wrong = self.kernel_access(3, slot, at, len, 0);
                 wrong.and_then(|()| self.check_range(slot, at, len.min(100)))
             }
         };
@@ -143,7 +143,7 @@ impl Worker<'_> {
                 2 if old > len => {
                     let tail: *mut c_void = buffer.at(old - len).cast();
                     assert_eq!(unmap(tail, len), 0, "munmap of the end");
-                    buffer.moved_to(start.cast(), old - len);
+                    buffer.set_range(start.cast(), old - len);
                     buffer.mirror.forget(old - len, len);
                 }
                 3..=5 => {
@@ -157,11 +157,12 @@ impl Worker<'_> {
                     }
                     // Linux 6.17 moves several mappings at once. If a signal arrives at a mergeable
                     // one, the call ends with some of them moved, and restarts.
-                    let moved = without_signals(|| {
+                    let moved = with_signals_blocked(|| {
                         if how % 8 == 5 {
-                            let place = map(std::ptr::null_mut(), new, libc::PROT_NONE, plain, -1, 0i64);
-                            assert_ne!(place, libc::MAP_FAILED, "mmap of a place to move to");
-                            remap(start, old, new, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place)
+                            let destination =
+                                map(std::ptr::null_mut(), new, libc::PROT_NONE, plain, -1, 0i64);
+                            assert_ne!(destination, libc::MAP_FAILED, "mmap of a place to move to");
+                            remap(start, old, new, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, destination)
                         } else {
                             remap(start, old, new, libc::MREMAP_MAYMOVE)
                         }
@@ -174,7 +175,7 @@ impl Worker<'_> {
                             Err(format!("mremap from {old} to {new} bytes: errno {}", errno()))
                         };
                     }
-                    buffer.moved_to(moved.cast(), new);
+                    buffer.set_range(moved.cast(), new);
                     if new > old {
                         buffer.mirror.set(old, new - old, 0);
                     } else {
@@ -186,7 +187,7 @@ impl Worker<'_> {
                     if moved == libc::MAP_FAILED {
                         return Ok(());
                     }
-                    buffer.moved_to(moved.cast(), old);
+                    buffer.set_range(moved.cast(), old);
                     let wrong =
                         (0..old / PAGE).find(|page| start.cast::<u64>().add(page * 512).read_volatile() != 0);
                     assert_eq!(unmap(start, old), 0, "munmap of what mremap left");

@@ -7,24 +7,24 @@ use uncopy_tests::calls::CopyCall;
 
 use super::{GENERAL_SLOTS, SLOTS, Verdict, Worker};
 use crate::buffer::{Buffer, MAX_BUFFER, Origin};
-use crate::model::{Mirror, pool, pool_place};
+use crate::model::{Mirror, pool, pool_offset};
 
 impl Worker<'_> {
     /// Frees a slot's buffer. The static buffer and the one on the stack stay where they are.
-    pub(super) fn empty(&mut self, slot: usize) {
+    pub(super) fn free_slot(&mut self, slot: usize) {
         if slot % SLOTS < GENERAL_SLOTS
             && let Some(buffer) = self.slots[slot % SLOTS].take()
             && let Some(mirror) = buffer.release()
         {
-            self.spare.push(mirror);
+            self.spare_mirrors.push(mirror);
         }
     }
 
     pub(super) fn allocate(&mut self, slot: usize, call: usize, len: usize, align: usize) -> Verdict {
         let slot = slot % GENERAL_SLOTS;
         self.check_start(slot)?;
-        self.empty(slot);
-        let mirror = self.spare.pop().unwrap_or_else(|| Mirror::new(MAX_BUFFER));
+        self.free_slot(slot);
+        let mirror = self.spare_mirrors.pop().unwrap_or_else(|| Mirror::new(MAX_BUFFER));
         let buffer = Buffer::allocate(call, len, align, mirror)?;
         self.slots[slot] = Some(buffer);
         Ok(())
@@ -37,9 +37,9 @@ impl Worker<'_> {
         }
     }
 
-    pub(super) fn use_all(&mut self, slot: usize) -> Verdict {
+    pub(super) fn extend_to_usable(&mut self, slot: usize) -> Verdict {
         match &mut self.slots[slot % SLOTS] {
-            Some(buffer) if buffer.origin() == Origin::Heap => buffer.use_all(),
+            Some(buffer) if buffer.origin() == Origin::Heap => buffer.extend_to_usable(),
             _ => Ok(()),
         }
     }
@@ -103,19 +103,21 @@ impl Worker<'_> {
                 buffer.mirror.set(at, len, seed.to_le_bytes()[0]);
             }
             how => {
-                let place = pool_place(seed, len);
+                let pool_offset = pool_offset(seed, len);
                 if how == 1 {
-                    // SAFETY: the range is inside the buffer, and the pool has `len` bytes from `place` on.
-                    unsafe { uncopy_tests::plain::copy(buffer.at(at), pool().at(place), len) };
+                    // SAFETY: the range is inside the buffer, and the pool has `len` bytes from `pool_offset` on.
+                    unsafe { uncopy_tests::oracle::copy(buffer.at(at), pool().at(pool_offset), len) };
                 } else {
                     for index in 0..len {
                         // SAFETY: the buffer and the pool both have the byte.
                         unsafe {
-                            buffer.at(at + index).write_volatile(pool().at(place + index).read_volatile())
+                            buffer
+                                .at(at + index)
+                                .write_volatile(pool().at(pool_offset + index).read_volatile())
                         };
                     }
                 }
-                buffer.mirror.take_from_pool(at, place, len);
+                buffer.mirror.copy_from_pool(at, pool_offset, len);
             }
         }
         Ok(())

@@ -12,16 +12,16 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use libc::iovec;
-use uncopy_tests::plain::{PlainBytes, raw_write};
+use uncopy_tests::oracle::{OracleBytes, raw_write};
 use uncopy_tests::random::Random;
 
 use crate::buffer::{Buffer, MAX_BUFFER, Origin};
-use crate::link::Link;
+use crate::channel::Channel;
+use crate::handler_buffers::{HandlerBuffers, install_handler, set_alarm};
 use crate::model::{Mirror, pool};
 use crate::program::{Kind, Operation, Program};
 use crate::progress::Progress;
-use crate::room::{Room, install_handler, set_alarm};
-use files::Disk;
+use files::WorkerFile;
 
 /// Number of slots whose buffers are allocated and freed.
 pub const GENERAL_SLOTS: usize = 14;
@@ -33,7 +33,7 @@ pub const STATIC_BYTES: usize = 2_500_032;
 /// Length of the buffers on the stack, in bytes.
 const STACK_BYTES: usize = 300_000;
 /// Maximum total length of one operation's parts, in bytes.
-const PARTS_BYTES: usize = 1 << 20;
+const MAX_PARTS_BYTES: usize = 1 << 20;
 /// Exit status of a program that found a difference.
 pub const DIFFERENCE_STATUS: i32 = 3;
 
@@ -53,14 +53,14 @@ struct Worker<'a> {
     id: usize,
     program: &'a Program,
     /// Indices of the worker's operations in the program.
-    own: Vec<usize>,
+    operation_indices: Vec<usize>,
     progress: &'static Progress,
     slots: Vec<Option<Buffer>>,
-    spare: Vec<Mirror>,
-    links: Vec<Link>,
-    disk: Disk,
-    scratch: PlainBytes,
-    room: Box<Room>,
+    spare_mirrors: Vec<Mirror>,
+    channels: Vec<Channel>,
+    file: WorkerFile,
+    scratch: OracleBytes,
+    handler_buffers: Box<HandlerBuffers>,
     peers: Vec<Sender<Buffer>>,
     inbox: Receiver<Buffer>,
     children: Vec<libc::pid_t>,
@@ -91,17 +91,17 @@ pub fn run(program: &Program, progress: &Path) {
             let peers = peers.clone();
             thread::Builder::new()
                 .stack_size(4 << 20)
-                .spawn_scoped(scope, move || work(id, program, progress, peers, inbox))
+                .spawn_scoped(scope, move || run_worker(id, program, progress, peers, inbox))
                 .expect("thread");
         }
         if let Some((id, inbox)) = main {
-            work(id, program, progress, peers.clone(), inbox);
+            run_worker(id, program, progress, peers.clone(), inbox);
         }
     });
     set_alarm(0);
 }
 
-fn work(
+fn run_worker(
     id: usize,
     program: &Program,
     progress: &'static Progress,
@@ -113,9 +113,9 @@ fn work(
     // SAFETY: both buffers outlive the worker's last use of them, and only this worker accesses them.
     unsafe {
         let start = STATICS.0[id].get().cast::<u8>();
-        worker.slots[GENERAL_SLOTS] = Some(Buffer::of_memory(start, STATIC_BYTES, Origin::Static));
+        worker.slots[GENERAL_SLOTS] = Some(Buffer::from_raw(start, STATIC_BYTES, Origin::Static));
         let start = std::hint::black_box(stack.as_mut_ptr()).cast::<u8>();
-        worker.slots[GENERAL_SLOTS + 1] = Some(Buffer::of_memory(start, STACK_BYTES, Origin::Stack));
+        worker.slots[GENERAL_SLOTS + 1] = Some(Buffer::from_raw(start, STACK_BYTES, Origin::Stack));
     }
     worker.run(0, usize::MAX);
     worker.finish();
@@ -129,18 +129,19 @@ impl<'a> Worker<'a> {
         peers: Vec<Sender<Buffer>>,
         inbox: Receiver<Buffer>,
     ) -> Self {
-        let own = (0..program.operations.len()).filter(|number| program.operations[*number].worker == id);
+        let operation_indices =
+            (0..program.operations.len()).filter(|number| program.operations[*number].worker == id);
         Self {
             id,
             program,
-            own: own.collect(),
+            operation_indices: operation_indices.collect(),
             progress,
             slots: (0..SLOTS).map(|_| None).collect(),
-            spare: Vec::new(),
-            links: Link::all(),
-            disk: Disk::new(),
-            scratch: PlainBytes::new(PARTS_BYTES + MAX_BUFFER),
-            room: Room::new(id + 1),
+            spare_mirrors: Vec::new(),
+            channels: Channel::all(),
+            file: WorkerFile::new(),
+            scratch: OracleBytes::new(MAX_PARTS_BYTES + MAX_BUFFER),
+            handler_buffers: HandlerBuffers::new(id + 1),
             peers,
             inbox,
             children: Vec::new(),
@@ -150,30 +151,30 @@ impl<'a> Worker<'a> {
 
     /// Runs up to `count` of the worker's operations, from index `first` on.
     fn run(&mut self, first: usize, count: usize) {
-        let last = self.own.len().min(first.saturating_add(count));
-        for place in first..last {
-            let number = self.own[place];
+        let last = self.operation_indices.len().min(first.saturating_add(count));
+        for index in first..last {
+            let number = self.operation_indices[index];
             let operation = self.program.operations[number];
             self.progress.begin(self.id, number, operation.kind, self.depth > 0);
-            if let Err(what) = self.step(place, operation) {
+            if let Err(what) = self.execute(index, operation) {
                 self.fail(number, &operation.to_string(), &what);
             }
         }
     }
 
-    /// Checks all buffers, links and files, and frees the buffers.
+    /// Checks all buffers, channels and files, and frees the buffers.
     fn finish(&mut self) {
-        if let Err(what) = self.finish_all() {
+        if let Err(what) = self.check_and_free_all() {
             self.fail(self.program.operations.len(), "(the end)", &what);
         }
     }
 
-    fn finish_all(&mut self) -> Verdict {
-        for link in &mut self.links {
-            link.drain_all(&self.scratch)?;
+    fn check_and_free_all(&mut self) -> Verdict {
+        for channel in &mut self.channels {
+            channel.drain_all(&self.scratch)?;
         }
-        self.disk.check_all(&self.scratch)?;
-        self.room.check_all();
+        self.file.check_all(&self.scratch)?;
+        self.handler_buffers.check_all();
         self.peers.clear();
         for slot in 0..SLOTS {
             self.check_buffer(slot)?;
@@ -189,7 +190,7 @@ impl<'a> Worker<'a> {
             let _ = buffer.release();
         }
         for slot in 0..SLOTS {
-            self.empty(slot);
+            self.free_slot(slot);
         }
         Ok(())
     }
@@ -209,7 +210,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn step(&mut self, place: usize, operation: Operation) -> Verdict {
+    fn execute(&mut self, index: usize, operation: Operation) -> Verdict {
         let numbers = operation.numbers;
         let [a, b, c, d, e, f, ..] = numbers;
         match operation.kind {
@@ -217,31 +218,31 @@ impl<'a> Worker<'a> {
             Kind::Free => {
                 let slot = a % GENERAL_SLOTS;
                 self.check_start(slot)?;
-                self.empty(slot);
+                self.free_slot(slot);
                 Ok(())
             }
             Kind::Resize => self.resize(a, b, c),
-            Kind::Usable => self.use_all(a),
+            Kind::Usable => self.extend_to_usable(a),
             Kind::Copy => self.copy(a, b, c, d, e, f),
             Kind::Move => self.move_within(a, b, c, d, e),
             Kind::Fill => self.fill(a, b, c, d, e),
             Kind::Check => self.check(a, b, c),
             Kind::Feed => {
-                let count = self.links.len();
-                self.links[a % count].feed(b, c)
+                let count = self.channels.len();
+                self.channels[a % count].feed(b, c)
             }
             Kind::Receive => self.receive(numbers),
             Kind::ReceiveMany => self.receive_many(numbers),
             Kind::Send => self.send(numbers),
             Kind::SendMany => self.send_many(numbers),
             Kind::Drain => {
-                let count = self.links.len();
-                self.links[a % count].drain(b, &self.scratch)
+                let count = self.channels.len();
+                self.channels[a % count].drain(b, &self.scratch)
             }
             Kind::FileRead => self.read_file(numbers),
             Kind::FileWrite => self.write_file(numbers),
-            Kind::Kernel => self.kernel(a, b, c, d, e),
-            Kind::Odd => self.odd(a, b, c, d, e),
+            Kind::Kernel => self.kernel_access(a, b, c, d, e),
+            Kind::Odd => self.edge_case(a, b, c, d, e),
             Kind::Protect => self.protect(a, b, c, d),
             Kind::Advise => self.advise(a, b, c, d),
             Kind::Remap => self.remap(a, b, c, d),
@@ -249,7 +250,7 @@ impl<'a> Worker<'a> {
             Kind::AdviseOtherwise => self.advise_otherwise(a, b, c, d, e),
             Kind::Lock => self.lock_pages(a, b, c, d),
             Kind::Churn => self.churn(a, b),
-            Kind::Fork => self.fork(place, a, b),
+            Kind::Fork => self.fork(index, a, b),
             Kind::Give => {
                 self.give(a, b);
                 Ok(())
@@ -263,7 +264,7 @@ impl<'a> Worker<'a> {
                 Ok(())
             }
             Kind::Arm => {
-                self.room.fill(a);
+                self.handler_buffers.fill(a);
                 Ok(())
             }
             // Operations of programs of files never get here.
@@ -279,22 +280,22 @@ impl<'a> Worker<'a> {
     /// Returns up to `count` parts: `first`, then others from `seed`; writable ones in different buffers.
     fn parts(&self, first: Part, count: usize, seed: usize, writable: bool) -> Vec<Part> {
         let mut random = Random::new(seed as u64);
-        let mut left = PARTS_BYTES;
+        let mut left = MAX_PARTS_BYTES;
         let mut parts: Vec<Part> = Vec::new();
-        let mut wanted = first;
+        let mut next = first;
         for _ in 0..count.clamp(1, 16) {
-            let slot = wanted.slot % SLOTS;
+            let slot = next.slot % SLOTS;
             if let Some(buffer) = self.buffer(slot)
                 && left > 0
                 && !(writable && parts.iter().any(|part| part.slot == slot))
             {
-                let (at, len) = buffer.range(wanted.at, wanted.len.min(left));
+                let (at, len) = buffer.range(next.at, next.len.min(left));
                 left -= len;
                 parts.push(Part { slot, at, len });
             }
             let slot = random.below(SLOTS);
             let (at, len) = random.range(self.buffer(slot).map_or(1, Buffer::len));
-            wanted = Part { slot, at, len: len.min(200_000) };
+            next = Part { slot, at, len: len.min(200_000) };
         }
         parts
     }

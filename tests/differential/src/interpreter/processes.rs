@@ -2,10 +2,10 @@
 
 use super::{GENERAL_SLOTS, SLOTS, Verdict, Worker};
 use crate::buffer::Origin;
-use crate::link::Link;
-use crate::room::set_alarm;
+use crate::channel::Channel;
+use crate::handler_buffers::set_alarm;
 use std::sync::mpsc::channel;
-use uncopy_tests::plain::errno;
+use uncopy_tests::oracle::errno;
 
 /// Maximum depth of forks within forks.
 const MAX_DEPTH: usize = 3;
@@ -13,20 +13,20 @@ const MAX_DEPTH: usize = 3;
 const MAX_CHILDREN: usize = 3;
 
 impl Worker<'_> {
-    pub(super) fn fork(&mut self, place: usize, count: usize, wait: usize) -> Verdict {
+    pub(super) fn fork(&mut self, index: usize, count: usize, wait: usize) -> Verdict {
         if self.depth >= MAX_DEPTH {
             return Ok(());
         }
         while self.children.len() >= MAX_CHILDREN {
             self.wait_for_child()?;
         }
-        // SAFETY: the child has a copy of this thread only; `go_on_in_child` replaces what the
+        // SAFETY: the child has a copy of this thread only; `unshare_from_parent` replaces what the
         // child shares with its parent or with other threads.
         match unsafe { libc::fork() } {
             -1 => Err(format!("fork: errno {}", errno())),
             0 => {
-                self.go_on_in_child();
-                self.run(place + 1, count);
+                self.unshare_from_parent();
+                self.run(index + 1, count);
                 self.finish();
                 // SAFETY: `_exit` takes an integer only, and skips the parent's exit handlers.
                 unsafe { libc::_exit(0) }
@@ -39,7 +39,7 @@ impl Worker<'_> {
     }
 
     /// Replaces everything that the child shares with its parent.
-    fn go_on_in_child(&mut self) {
+    fn unshare_from_parent(&mut self) {
         self.depth += 1;
         self.children.clear();
         // Another thread may have been inside a hand-over, which it cannot end in the child.
@@ -48,12 +48,12 @@ impl Worker<'_> {
         core::mem::forget(core::mem::replace(&mut self.inbox, channel().1));
         for slot in 0..SLOTS {
             if self.slots[slot].as_ref().is_some_and(|buffer| buffer.origin() == Origin::Shared) {
-                self.empty(slot);
+                self.free_slot(slot);
             }
         }
-        self.links = Link::all();
-        self.disk.part_with_parent();
-        self.room.part_with_parent();
+        self.channels = Channel::all();
+        self.file.unshare_from_parent();
+        self.handler_buffers.unshare_from_parent();
         // A child does not inherit interval timers: fork(2).
         set_alarm(self.program.alarm_us);
     }
@@ -93,7 +93,7 @@ impl Worker<'_> {
         if let Ok(buffer) = self.inbox.try_recv() {
             let slot = slot % GENERAL_SLOTS;
             self.check_start(slot)?;
-            self.empty(slot);
+            self.free_slot(slot);
             self.slots[slot] = Some(buffer);
         }
         Ok(())

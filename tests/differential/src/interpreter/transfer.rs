@@ -6,19 +6,19 @@ use std::ptr::null_mut;
 
 use libc::iovec;
 use uncopy_tests::calls::{InputCall, OutputCall, message};
-use uncopy_tests::plain::{self, errno, outcome};
+use uncopy_tests::oracle::{self, call_result, errno};
 
-use super::{PARTS_BYTES, Part, SLOTS, Verdict, Worker};
-use crate::link::{Chunk, LinkKind, MAX_MESSAGE, pair, pipe};
-use crate::mate::{seen_input, seen_output};
-use crate::model::{pool, pool_place};
+use super::{MAX_PARTS_BYTES, Part, SLOTS, Verdict, Worker};
+use crate::channel::{ChannelKind, Chunk, MAX_MESSAGE, pair, pipe};
+use crate::mate::{interposed_input, interposed_output};
+use crate::model::{pool, pool_offset};
 use crate::program::NUMBERS;
 
 impl Worker<'_> {
     /// Records in the model that `chunks` of the pool arrived in `parts`.
     fn scatter(&mut self, parts: &[Part], chunks: impl Iterator<Item = Chunk>, count: usize) {
         let mut chunks = chunks;
-        let mut chunk = Chunk { place: 0, len: 0 };
+        let mut chunk = Chunk { pool_offset: 0, len: 0 };
         let mut left = count;
         for part in parts {
             let mut done = 0;
@@ -30,9 +30,9 @@ impl Worker<'_> {
                 }
                 let now = left.min(part.len - done).min(chunk.len);
                 if let Some(buffer) = &mut self.slots[part.slot] {
-                    buffer.mirror.take_from_pool(part.at + done, chunk.place, now);
+                    buffer.mirror.copy_from_pool(part.at + done, chunk.pool_offset, now);
                 }
-                chunk.place += now;
+                chunk.pool_offset += now;
                 chunk.len -= now;
                 done += now;
                 left -= now;
@@ -40,15 +40,15 @@ impl Worker<'_> {
         }
     }
 
-    /// Derives flags from a number, for a kind of link.
-    fn flags(number: usize, kind: LinkKind) -> c_int {
+    /// Derives flags from a number, for a kind of channel.
+    fn flags(number: usize, kind: ChannelKind) -> c_int {
         let mut flags = 0;
         for (bit, flag) in
             [libc::MSG_PEEK, libc::MSG_WAITALL, libc::MSG_TRUNC, libc::MSG_DONTWAIT].into_iter().enumerate()
         {
             // On Unix streams the kernel ignores MSG_TRUNC.
-            let means = flag != libc::MSG_TRUNC || kind.keeps_messages() || kind == LinkKind::Tcp;
-            if number >> bit & 1 == 1 && means {
+            let has_effect = flag != libc::MSG_TRUNC || kind.keeps_boundaries() || kind == ChannelKind::Tcp;
+            if number >> bit & 1 == 1 && has_effect {
                 flags |= flag;
             }
         }
@@ -56,44 +56,46 @@ impl Worker<'_> {
     }
 
     pub(super) fn receive(&mut self, numbers: [usize; NUMBERS]) -> Verdict {
-        let [link, call, flags, feed, slot, at, len, count, seed] = numbers;
-        let index = link % self.links.len();
-        let kind = self.links[index].kind;
-        if kind == LinkKind::PipeOut {
+        let [channel, call, flags, feed, slot, at, len, count, seed] = numbers;
+        let index = channel % self.channels.len();
+        let kind = self.channels[index].kind;
+        if kind == ChannelKind::PipeOut {
             return Ok(());
         }
-        self.links[index].feed(feed, seed)?;
+        self.channels[index].feed(feed, seed)?;
         let calls = if kind.is_socket() { InputCall::SOCKET } else { InputCall::ANY };
         let call = calls[call % calls.len()];
-        let call = if self.links[index].may_be_lane() { seen_input(call) } else { call };
+        let call = if self.channels[index].may_be_lane() { interposed_input(call) } else { call };
         let flags = if InputCall::WITH_FLAGS.contains(&call) { Self::flags(flags, kind) } else { 0 };
         let parts = self.parts(Part { slot, at, len }, if call.is_vector() { count } else { 1 }, seed, true);
         if parts.is_empty() {
             return Ok(());
         }
-        let room: usize = parts.iter().map(|part| part.len).sum();
-        let waiting = self.links[index].waiting();
+        let capacity: usize = parts.iter().map(|part| part.len).sum();
+        let waiting = self.channels[index].waiting();
         let mut vectors = self.vectors(&parts);
         // SAFETY: the vectors describe ranges of the worker's buffers, and live through the call.
-        let got = match unsafe { call.input(self.links[index].near(), &mut vectors, flags) } {
-            lost if self.links[index].has_lost_mate(lost) => return Ok(()),
+        let got = match unsafe { call.input(self.channels[index].near(), &mut vectors, flags) } {
+            lost if self.channels[index].replace_if_mate_lost(lost) => return Ok(()),
             Ok(got) => got,
-            Err(libc::EAGAIN) if waiting == 0 || kind == LinkKind::Tcp => return Ok(()),
+            Err(libc::EAGAIN) if waiting == 0 || kind == ChannelKind::Tcp => return Ok(()),
             Err(error) => return Err(format!("{call:?} on {kind:?}: errno {error}, {waiting} bytes wait")),
         };
-        let most = room.min(waiting);
-        let (fits, stored) = if kind.keeps_messages() {
-            (got == if flags & libc::MSG_TRUNC != 0 { waiting } else { most } && waiting > 0, most)
+        let max_bytes = capacity.min(waiting);
+        let (fits, stored) = if kind.keeps_boundaries() {
+            (got == if flags & libc::MSG_TRUNC != 0 { waiting } else { max_bytes } && waiting > 0, max_bytes)
         } else {
-            (got > 0 && got <= most, if flags & libc::MSG_TRUNC != 0 { 0 } else { got })
+            (got > 0 && got <= max_bytes, if flags & libc::MSG_TRUNC != 0 { 0 } else { got })
         };
         if !fits {
-            return Err(format!("{call:?} {flags:#x} on {kind:?} gave {got}: room {room}, {waiting} wait"));
+            return Err(format!(
+                "{call:?} {flags:#x} on {kind:?} gave {got}: room {capacity}, {waiting} wait"
+            ));
         }
-        let waits = self.links[index].incoming().clone();
-        self.scatter(&parts, waits.into_iter(), stored);
+        let chunks = self.channels[index].incoming().clone();
+        self.scatter(&parts, chunks.into_iter(), stored);
         if flags & libc::MSG_PEEK == 0 {
-            self.links[index].took(got);
+            self.channels[index].consume(got);
         }
         if seed.is_multiple_of(8) {
             let part = parts[seed / 8 % parts.len()];
@@ -104,12 +106,12 @@ impl Worker<'_> {
     }
 
     pub(super) fn receive_many(&mut self, numbers: [usize; NUMBERS]) -> Verdict {
-        let [link, flags, feed, messages, slot, at, len, count, seed] = numbers;
-        let index = [LinkKind::Datagram, LinkKind::Packet][link % 2] as usize;
-        let kind = self.links[index].kind;
+        let [channel, flags, feed, messages, slot, at, len, count, seed] = numbers;
+        let index = [ChannelKind::Datagram, ChannelKind::Packet][channel % 2] as usize;
+        let kind = self.channels[index].kind;
         let messages = messages.clamp(1, 4);
         for message in 0..messages {
-            self.links[index].feed((feed / (message + 1)).max(1), seed + message)?;
+            self.channels[index].feed((feed / (message + 1)).max(1), seed + message)?;
         }
         // All parts are in different buffers, and are divided among the messages.
         let all = self.parts(Part { slot, at, len }, messages * count.clamp(1, 4), seed, true);
@@ -123,13 +125,13 @@ impl Worker<'_> {
             vectors.iter_mut().map(|parts| libc::mmsghdr { msg_hdr: message(parts), msg_len: 0 }).collect();
         // With MSG_PEEK every message would be the same one; the plain receive covers that flag.
         let flags = Self::flags(flags, kind) & !libc::MSG_PEEK;
-        let waiting: Vec<Chunk> = self.links[index].incoming().iter().copied().collect();
+        let waiting: Vec<Chunk> = self.channels[index].incoming().iter().copied().collect();
         // SAFETY: headers, vectors and parts live through the call; recvmmsg(2) allows a null timeout.
         let got = unsafe {
             let call = black_box(libc::recvmmsg as unsafe extern "C" fn(_, _, _, _, _) -> c_int);
             let number = u32::try_from(headers.len()).expect("few");
-            outcome(call(
-                self.links[index].near(),
+            call_result(call(
+                self.channels[index].near(),
                 headers.as_mut_ptr(),
                 number,
                 flags,
@@ -145,37 +147,37 @@ impl Worker<'_> {
             return Err(format!("recvmmsg on {kind:?} gave {got} of {} messages", waiting.len()));
         }
         for (number, parts) in groups.iter().enumerate().take(got) {
-            let room: usize = parts.iter().map(|part| part.len).sum();
-            let (message, said) = (waiting[number], headers[number].msg_len as usize);
-            let stored = room.min(message.len);
+            let capacity: usize = parts.iter().map(|part| part.len).sum();
+            let (message, reported) = (waiting[number], headers[number].msg_len as usize);
+            let stored = capacity.min(message.len);
             let truncated = headers[number].msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-            let whole = if flags & libc::MSG_TRUNC != 0 { message.len } else { stored };
-            if said != whole || truncated != (message.len > room) {
+            let expected_len = if flags & libc::MSG_TRUNC != 0 { message.len } else { stored };
+            if reported != expected_len || truncated != (message.len > capacity) {
                 return Err(format!(
-                    "recvmmsg on {kind:?}: message {number} of {} bytes in room for {room}: {said}, flags {:#x}",
+                    "recvmmsg on {kind:?}: message {number} of {} bytes in room for {capacity}: {reported}, flags {:#x}",
                     message.len, headers[number].msg_hdr.msg_flags
                 ));
             }
             self.scatter(parts, std::iter::once(message), stored);
-            self.links[index].took(message.len);
+            self.channels[index].consume(message.len);
         }
         Ok(())
     }
 
     pub(super) fn send(&mut self, numbers: [usize; NUMBERS]) -> Verdict {
-        let [link, call, _flags, slot, at, len, count, seed, _] = numbers;
-        let index = link % self.links.len();
-        let kind = self.links[index].kind;
-        if kind == LinkKind::PipeIn {
+        let [channel, call, _flags, slot, at, len, count, seed, _] = numbers;
+        let index = channel % self.channels.len();
+        let kind = self.channels[index].kind;
+        if kind == ChannelKind::PipeIn {
             return Ok(());
         }
         let calls = if kind.is_socket() { OutputCall::SOCKET } else { OutputCall::ANY };
         let call = calls[call % calls.len()];
-        let call = if self.links[index].may_be_lane() { seen_output(call) } else { call };
-        let len = if kind.keeps_messages() { len.min(MAX_MESSAGE) } else { len };
+        let call = if self.channels[index].may_be_lane() { interposed_output(call) } else { call };
+        let len = if kind.keeps_boundaries() { len.min(MAX_MESSAGE) } else { len };
         let mut parts =
             self.parts(Part { slot, at, len }, if call.is_vector() { count } else { 1 }, seed, false);
-        if kind.keeps_messages() {
+        if kind.keeps_boundaries() {
             while parts.len() > 1 && parts.iter().map(|part| part.len).sum::<usize>() > MAX_MESSAGE {
                 parts.pop();
             }
@@ -183,24 +185,26 @@ impl Worker<'_> {
         if parts.is_empty() {
             return Ok(());
         }
-        if self.links[index].room() < PARTS_BYTES {
-            self.links[index].drain_all(&self.scratch)?;
+        if self.channels[index].send_space() < MAX_PARTS_BYTES {
+            self.channels[index].drain_all(&self.scratch)?;
         }
-        let whole: usize = parts.iter().map(|part| part.len).sum();
+        let total_bytes: usize = parts.iter().map(|part| part.len).sum();
         let mut vectors = self.vectors(&parts);
         // SAFETY: the vectors describe ranges of the worker's buffers, and live through the call.
-        let sent = match unsafe { call.output(self.links[index].near(), &mut vectors, libc::MSG_NOSIGNAL) } {
-            lost if self.links[index].has_lost_mate(lost) => return Ok(()),
+        let sent = match unsafe { call.output(self.channels[index].near(), &mut vectors, libc::MSG_NOSIGNAL) }
+        {
+            lost if self.channels[index].replace_if_mate_lost(lost) => return Ok(()),
             Ok(sent) => sent,
             Err(libc::EAGAIN) => return Ok(()),
-            Err(error) => return Err(format!("{call:?} of {whole} bytes on {kind:?}: errno {error}")),
+            Err(error) => return Err(format!("{call:?} of {total_bytes} bytes on {kind:?}: errno {error}")),
         };
-        let fits = if kind.keeps_messages() { sent == whole } else { sent > 0 && sent <= whole };
+        let fits =
+            if kind.keeps_boundaries() { sent == total_bytes } else { sent > 0 && sent <= total_bytes };
         if !fits {
-            return Err(format!("{call:?} on {kind:?} sent {sent} of {whole} bytes"));
+            return Err(format!("{call:?} on {kind:?} sent {sent} of {total_bytes} bytes"));
         }
         self.note_sent(index, &parts, sent);
-        self.links[index].sent_message(sent);
+        self.channels[index].note_message_sent(sent);
         Ok(())
     }
 
@@ -210,18 +214,19 @@ impl Worker<'_> {
             let now = part.len.min(left);
             left -= now;
             if let Some(buffer) = &self.slots[part.slot] {
-                self.links[index].sent(&buffer.mirror, part.at, now);
+                self.channels[index].note_sent(&buffer.mirror, part.at, now);
             }
         }
     }
 
     pub(super) fn send_many(&mut self, numbers: [usize; NUMBERS]) -> Verdict {
-        let [link, messages, slot, at, len, count, seed, ..] = numbers;
+        let [channel, messages, slot, at, len, count, seed, ..] = numbers;
         let index =
-            [LinkKind::Stream, LinkKind::Datagram, LinkKind::Packet, LinkKind::Narrow][link % 4] as usize;
-        let kind = self.links[index].kind;
-        if self.links[index].room() < 2 * PARTS_BYTES {
-            self.links[index].drain_all(&self.scratch)?;
+            [ChannelKind::Stream, ChannelKind::Datagram, ChannelKind::Packet, ChannelKind::SmallBuffer]
+                [channel % 4] as usize;
+        let kind = self.channels[index].kind;
+        if self.channels[index].send_space() < 2 * MAX_PARTS_BYTES {
+            self.channels[index].drain_all(&self.scratch)?;
         }
         let mut groups = Vec::new();
         for number in 0..messages.clamp(1, 4) {
@@ -244,10 +249,12 @@ impl Worker<'_> {
         let sent = unsafe {
             let call = black_box(libc::sendmmsg as unsafe extern "C" fn(_, _, _, _) -> c_int);
             let number = u32::try_from(headers.len()).expect("few");
-            outcome(call(self.links[index].near(), headers.as_mut_ptr(), number, libc::MSG_NOSIGNAL) as isize)
+            call_result(
+                call(self.channels[index].near(), headers.as_mut_ptr(), number, libc::MSG_NOSIGNAL) as isize
+            )
         };
         let sent = match sent {
-            lost if self.links[index].has_lost_mate(lost) => return Ok(()),
+            lost if self.channels[index].replace_if_mate_lost(lost) => return Ok(()),
             Ok(sent) => sent,
             Err(libc::EAGAIN) => return Ok(()),
             Err(error) => return Err(format!("sendmmsg on {kind:?}: errno {error}")),
@@ -256,20 +263,33 @@ impl Worker<'_> {
             return Err(format!("sendmmsg on {kind:?} sent {sent} of {} messages", groups.len()));
         }
         for (number, parts) in groups.iter().enumerate().take(sent) {
-            let whole: usize = parts.iter().map(|part| part.len).sum();
-            let said = headers[number].msg_len as usize;
-            let fits = if kind.keeps_messages() { said == whole } else { said > 0 && said <= whole };
+            let total_bytes: usize = parts.iter().map(|part| part.len).sum();
+            let reported = headers[number].msg_len as usize;
+            let fits = if kind.keeps_boundaries() {
+                reported == total_bytes
+            } else {
+                reported > 0 && reported <= total_bytes
+            };
             if !fits {
-                return Err(format!("sendmmsg on {kind:?}: message {number} sent {said} of {whole} bytes"));
+                return Err(format!(
+                    "sendmmsg on {kind:?}: message {number} sent {reported} of {total_bytes} bytes"
+                ));
             }
-            self.note_sent(index, parts, said);
-            self.links[index].sent_message(said);
+            self.note_sent(index, parts, reported);
+            self.channels[index].note_message_sent(reported);
         }
         Ok(())
     }
 
     /// Lets the kernel read or write the buffer by a call that is not interposed.
-    pub(super) fn kernel(&mut self, how: usize, slot: usize, at: usize, len: usize, seed: usize) -> Verdict {
+    pub(super) fn kernel_access(
+        &mut self,
+        how: usize,
+        slot: usize,
+        at: usize,
+        len: usize,
+        seed: usize,
+    ) -> Verdict {
         let Some(buffer) = &mut self.slots[slot % SLOTS] else { return Ok(()) };
         let (at, len) = buffer.range(at, len);
         let start = buffer.at(at);
@@ -282,17 +302,17 @@ impl Worker<'_> {
                     let len = len.min(60_000);
                     let (reader, writer) = pipe();
                     let result = if how.is_multiple_of(2) {
-                        let wrote = plain::raw_write(writer, start, len);
-                        let got = plain::raw_read(reader, scratch, len);
+                        let wrote = oracle::raw_write(writer, start, len);
+                        let got = oracle::raw_read(reader, scratch, len);
                         match (wrote, got, buffer.mirror.difference(scratch, at, len)) {
                             (Ok(wrote), Ok(got), None) if wrote == len && got == len => Ok(()),
                             other => Err(format!("bare write of {len} bytes: {other:?}")),
                         }
                     } else {
-                        let place = pool_place(seed, len);
-                        let wrote = plain::raw_write(writer, pool().at(place), len);
-                        let got = plain::raw_read(reader, start, len);
-                        buffer.mirror.take_from_pool(at, place, len);
+                        let pool_offset = pool_offset(seed, len);
+                        let wrote = oracle::raw_write(writer, pool().at(pool_offset), len);
+                        let got = oracle::raw_read(reader, start, len);
+                        buffer.mirror.copy_from_pool(at, pool_offset, len);
                         if wrote == Ok(len) && got == Ok(len) {
                             Ok(())
                         } else {
@@ -308,12 +328,12 @@ impl Worker<'_> {
                     if len < size {
                         return Ok(());
                     }
-                    let one = libc::syscall(libc::SYS_fstat, self.disk.file, start);
-                    let two = libc::syscall(libc::SYS_fstat, self.disk.file, scratch);
+                    let one = libc::syscall(libc::SYS_fstat, self.file.fd, start);
+                    let two = libc::syscall(libc::SYS_fstat, self.file.fd, scratch);
                     if (one, two) != (0, 0) {
                         return Err(format!("fstat into a buffer: {one} {two} errno {}", errno()));
                     }
-                    buffer.mirror.take(at, scratch, size);
+                    buffer.mirror.copy_from_memory(at, scratch, size);
                     Ok(())
                 }
                 3 => {
@@ -328,14 +348,14 @@ impl Worker<'_> {
                     }
                 }
                 4 => {
-                    let place = pool_place(seed, len);
-                    let (from, to) = (local(pool().at(place)), local(start));
+                    let pool_offset = pool_offset(seed, len);
+                    let (from, to) = (local(pool().at(pool_offset)), local(start));
                     let got =
                         libc::process_vm_writev(libc::getpid(), &raw const from, 1, &raw const to, 1, 0);
                     if usize::try_from(got) != Ok(len) {
                         return Err(format!("process_vm_writev gave {got} of {len}, errno {}", errno()));
                     }
-                    buffer.mirror.take_from_pool(at, place, len);
+                    buffer.mirror.copy_from_pool(at, pool_offset, len);
                     Ok(())
                 }
                 5 => {
@@ -349,16 +369,16 @@ impl Worker<'_> {
                             Err(_) => return Err(format!("getrandom: errno {}", errno())),
                         }
                     }
-                    buffer.mirror.take(at, start, len);
+                    buffer.mirror.copy_from_memory(at, start, len);
                     Ok(())
                 }
                 6 => {
-                    let most = len.min(self.disk.size);
-                    let got = libc::syscall(libc::SYS_pread64, self.disk.file, start, len, 0);
-                    if usize::try_from(got) != Ok(most) {
-                        return Err(format!("bare pread gave {got} of {most}, errno {}", errno()));
+                    let max_bytes = len.min(self.file.size);
+                    let got = libc::syscall(libc::SYS_pread64, self.file.fd, start, len, 0);
+                    if usize::try_from(got) != Ok(max_bytes) {
+                        return Err(format!("bare pread gave {got} of {max_bytes}, errno {}", errno()));
                     }
-                    buffer.mirror.copy_from(at, &self.disk.content, 0, most);
+                    buffer.mirror.copy_from(at, &self.file.content, 0, max_bytes);
                     Ok(())
                 }
                 _ => {
@@ -384,7 +404,14 @@ impl Worker<'_> {
     }
 
     /// Makes calls that return zero bytes or an error, and calls at the end of a stream.
-    pub(super) fn odd(&mut self, how: usize, slot: usize, at: usize, len: usize, seed: usize) -> Verdict {
+    pub(super) fn edge_case(
+        &mut self,
+        how: usize,
+        slot: usize,
+        at: usize,
+        len: usize,
+        seed: usize,
+    ) -> Verdict {
         let Some(buffer) = &mut self.slots[slot % SLOTS] else { return Ok(()) };
         let (at, len) = buffer.range(at, len);
         let start = buffer.at(at);
@@ -395,23 +422,23 @@ impl Worker<'_> {
         let output = outputs[seed % outputs.len()];
         // SAFETY: the part is inside the buffer, or empty, or the call must refuse it.
         unsafe {
-            let (what, got, wanted) = match how % 8 {
+            let (what, got, expected) = match how % 8 {
                 0 => ("input from a bad descriptor", call.input(-1, &mut parts, 0), Err(libc::EBADF)),
                 1 => ("output to a bad descriptor", output.output(-1, &mut parts, 0), Err(libc::EBADF)),
                 2 => {
                     parts[0].iov_len = 0;
                     let call = InputCall::ANY[seed % InputCall::ANY.len()];
-                    ("input of no bytes", call.input(self.disk.file, &mut parts, 0), Ok(0))
+                    ("input of no bytes", call.input(self.file.fd, &mut parts, 0), Ok(0))
                 }
                 3 => {
                     parts[0].iov_len = 0;
                     let call = OutputCall::ANY[seed % OutputCall::ANY.len()];
-                    ("output of no bytes", call.output(self.disk.file, &mut parts, 0), Ok(0))
+                    ("output of no bytes", call.output(self.file.fd, &mut parts, 0), Ok(0))
                 }
                 4 => {
                     let (near, far) = pair(libc::SOCK_STREAM);
-                    let place = pool_place(seed, len);
-                    let fed = plain::raw_write(far, pool().at(place), len.min(5000)).unwrap_or(0);
+                    let pool_offset = pool_offset(seed, len);
+                    let fed = oracle::raw_write(far, pool().at(pool_offset), len.min(5000)).unwrap_or(0);
                     // close(2) alone does not end the stream: a child that another worker forks
                     // meanwhile has the descriptor too.
                     libc::shutdown(far, libc::SHUT_RDWR);
@@ -421,7 +448,7 @@ impl Worker<'_> {
                         libc::close(near);
                         return Err(format!("{call:?} before the end gave {first:?} of {fed}"));
                     }
-                    buffer.mirror.take_from_pool(at, place, fed);
+                    buffer.mirror.copy_from_pool(at, pool_offset, fed);
                     let last = call.input(near, &mut parts, 0);
                     libc::close(near);
                     // At the end of a stream recvmmsg(2) returns one message of zero bytes.
@@ -439,7 +466,7 @@ impl Worker<'_> {
                 }
                 6 => {
                     let (near, far) = pair(libc::SOCK_STREAM);
-                    let _ = plain::raw_write(far, pool().pointer(), 5000);
+                    let _ = oracle::raw_write(far, pool().pointer(), 5000);
                     parts[0].iov_base = std::ptr::without_provenance_mut(0x1000);
                     let got = call.input(near, &mut parts, libc::MSG_DONTWAIT);
                     libc::close(near);
@@ -455,8 +482,8 @@ impl Worker<'_> {
                     ("output from nowhere", got, Err(libc::EFAULT))
                 }
             };
-            if got != wanted {
-                return Err(format!("{what} ({call:?}, {output:?}): {got:?}, must be {wanted:?}"));
+            if got != expected {
+                return Err(format!("{what} ({call:?}, {output:?}): {got:?}, must be {expected:?}"));
             }
         }
         if seed.is_multiple_of(3) { self.check_range(slot, at, len) } else { Ok(()) }

@@ -20,10 +20,10 @@ const MIB: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Waits until the program's own counters are as wanted; returns at once where there are none (plain).
-fn wait_until(what: &str, is_so: impl Fn(&Counters) -> bool) {
+fn wait_until(what: &str, condition: impl Fn(&Counters) -> bool) {
     let end = Instant::now() + TIMEOUT;
     while let Some(counters) = Counters::live(std::process::id()) {
-        if is_so(&counters) {
+        if condition(&counters) {
             return;
         }
         assert!(Instant::now() < end, "{what} does not come to pass: {counters}");
@@ -33,7 +33,7 @@ fn wait_until(what: &str, is_so: impl Fn(&Counters) -> bool) {
 
 fn work(feeder: &mut Feeder) {
     for _ in 0..2 {
-        let copy = feeder.copied(MIB);
+        let copy = feeder.copied_buffer(MIB);
         feeder.send(OutputCall::Send, &copy, 0, 100_000);
         copy.check(0, 10_000, "copied");
     }
@@ -42,7 +42,7 @@ fn work(feeder: &mut Feeder) {
 /// A program that works, rests, and works again: uncopy keeps no memory while it rests.
 fn rests_after_work(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let kept = feeder.copied(MIB);
+    let kept = feeder.copied_buffer(MIB);
     for _ in 0..2 {
         work(&mut feeder);
         wait_until("an empty reservoir", |counters| counters.get(Counter::ReservoirBytes) == 0);
@@ -54,7 +54,7 @@ fn rests_after_work(seed: u64) {
 fn parts_of_messages(feeder: &mut Feeder, count: usize) -> Vec<Buffer> {
     (0..count)
         .map(|index| {
-            let message = feeder.received(MIB);
+            let message = feeder.received_buffer(MIB);
             let mut part = Buffer::new(Origin::Malloc, 64 * KIB);
             part.copy_from(CopyCall::Memcpy, 0, &message, 100_000 + 1_117 * index, 64 * KIB);
             part
@@ -122,10 +122,10 @@ fn forks_meanwhile(seed: u64) {
 }
 
 /// Keeps more received data than segments may hold.
-fn more_than_there_may_be(seed: u64) {
+fn more_data_than_the_cap(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut random = Random::new(seed);
-    let mut kept: Vec<Buffer> = (0..32).map(|_| feeder.received(MIB)).collect();
+    let mut kept: Vec<Buffer> = (0..32).map(|_| feeder.received_buffer(MIB)).collect();
     for round in 0..200 {
         let from = random.below(kept.len());
         let at = random.below(kept.len());
@@ -149,14 +149,15 @@ fn mixed_sizes_overwritten(seed: u64) {
         // Spread evenly over the powers of two from 16 KiB to 2 MiB.
         let len = ((16 * KIB) << random.below(7)) + random.below(16 * KIB);
         let index = random.below(values.len());
-        values[index] = Some(if round % 3 == 0 { feeder.copied(len) } else { feeder.received(len) });
+        values[index] =
+            Some(if round % 3 == 0 { feeder.copied_buffer(len) } else { feeder.received_buffer(len) });
         let used: usize = values.iter().flatten().map(Buffer::len).sum();
         if let Some(counters) = Counters::live(std::process::id()) {
             // Doubled: blocks are longer than requested, and a value exists while it is being replaced.
-            let most = 2 * used as u64 + (80 << 20);
+            let max_bytes = 2 * used as u64 + (80 << 20);
             let (segments, reservoir) =
                 (counters.get(Counter::SegmentsBytes), counters.get(Counter::ReservoirBytes));
-            assert!(segments + reservoir <= most, "{used} bytes are used: {counters}");
+            assert!(segments + reservoir <= max_bytes, "{used} bytes are used: {counters}");
         }
     }
     values.iter().flatten().for_each(|value| value.check_all("value"));
@@ -169,7 +170,7 @@ fn main() {
         "rests_after_work" => rests_after_work(seed),
         "small_parts_of_large_messages" => small_parts_of_large_messages(seed),
         "forks_meanwhile" => forks_meanwhile(seed),
-        "more_than_there_may_be" => more_than_there_may_be(seed),
+        "more_data_than_the_cap" => more_data_than_the_cap(seed),
         "mixed_sizes_overwritten" => mixed_sizes_overwritten(seed),
         other => panic!("unknown scenario {other}"),
     }

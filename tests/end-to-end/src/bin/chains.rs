@@ -47,7 +47,7 @@ fn thread() -> i64 {
     unsafe { libc::syscall(libc::SYS_gettid) }
 }
 
-struct Expect {
+struct ExpectedEvent {
     call: &'static str,
     function: &'static str,
     object: &'static str,
@@ -59,8 +59,8 @@ struct Expect {
     caller: usize,
 }
 
-impl Expect {
-    fn note(&self) {
+impl ExpectedEvent {
+    fn append(&self) {
         let Self { call, function, object, fd, to, from, len, flags, caller } = self;
         let mut all = EXPECTED.lock().expect("not poisoned");
         writeln!(
@@ -72,7 +72,7 @@ impl Expect {
     }
 }
 
-fn chain(name: &str) {
+fn begin_chain(name: &str) {
     writeln!(EXPECTED.lock().expect("not poisoned"), "# {name}").expect("room");
 }
 
@@ -97,7 +97,7 @@ macro_rules! copying {
             unsafe { libc::$name(to.cast(), from.cast(), len) };
             let caller = $name as *const () as usize;
             let (to, from) = (to as usize, from as usize);
-            Expect { call: "copy", function: $text, object: "memory", fd: -1, to, from, len, flags: 0, caller }.note();
+            ExpectedEvent { call: "copy", function: $text, object: "memory", fd: -1, to, from, len, flags: 0, caller }.append();
         }
     )* };
 }
@@ -117,7 +117,7 @@ macro_rules! transferring {
             let caller = $name as *const () as usize;
             let address = buffer as usize;
             let (to, from) = if $call == "input" { (address, 0) } else { (0, address) };
-            Expect { call: $call, function: stringify!($name), object, fd, to, from, len, flags: 0, caller }.note();
+            ExpectedEvent { call: $call, function: stringify!($name), object, fd, to, from, len, flags: 0, caller }.append();
         }
     )* };
 }
@@ -130,18 +130,18 @@ transferring! {
 }
 
 /// Two connected sockets: what is written to one is read from the other.
-struct Link {
+struct SocketPair {
     near: UnixStream,
     far: UnixStream,
 }
 
-impl Link {
+impl SocketPair {
     fn new() -> Self {
         let (near, far) = UnixStream::pair().expect("sockets");
         Self { near, far }
     }
 
-    /// Sends bytes of the source, so that they can be received from [`Link::fd`].
+    /// Sends bytes of the source, so that they can be received from [`SocketPair::fd`].
     fn feed(&self, len: usize) {
         write(self.far.as_raw_fd(), "near-socket", source(), len);
     }
@@ -150,7 +150,7 @@ impl Link {
         self.near.as_raw_fd()
     }
 
-    /// Drains the bytes sent to [`Link::fd`], without a large call.
+    /// Drains the bytes sent to [`SocketPair::fd`], without a large call.
     fn drain(&self, len: usize) {
         let mut left = len;
         let mut bytes = [0u8; 4096];
@@ -174,67 +174,67 @@ fn at(buffer: *mut u8, offset: usize) -> *mut u8 {
 }
 
 fn straight() {
-    chain("straight");
-    let (link, a, b) = (Link::new(), buffer(2 * LEN), buffer(2 * LEN));
-    link.feed(LEN);
-    read(link.fd(), "near-socket", a, LEN);
+    begin_chain("straight");
+    let (pair, a, b) = (SocketPair::new(), buffer(2 * LEN), buffer(2 * LEN));
+    pair.feed(LEN);
+    read(pair.fd(), "near-socket", a, LEN);
     memcpy(b, a, LEN);
     memmove(at(b, 45), b, LEN);
-    write(link.fd(), "near-socket", at(b, 45), LEN);
-    link.drain(LEN);
+    write(pair.fd(), "near-socket", at(b, 45), LEN);
+    pair.drain(LEN);
 }
 
 fn fan_out() {
-    chain("fan_out");
-    let (link, a, b, c) = (Link::new(), buffer(LEN), buffer(LEN), buffer(LEN));
-    link.feed(LEN);
-    recv(link.fd(), "near-socket", a, LEN);
+    begin_chain("fan_out");
+    let (pair, a, b, c) = (SocketPair::new(), buffer(LEN), buffer(LEN), buffer(LEN));
+    pair.feed(LEN);
+    recv(pair.fd(), "near-socket", a, LEN);
     memcpy(b, a, LEN);
     memcpy(c, a, LEN);
-    send(link.fd(), "near-socket", b, LEN);
-    link.drain(LEN);
-    send(link.fd(), "near-socket", c, LEN);
-    link.drain(LEN);
+    send(pair.fd(), "near-socket", b, LEN);
+    pair.drain(LEN);
+    send(pair.fd(), "near-socket", c, LEN);
+    pair.drain(LEN);
 }
 
 fn fan_in() {
-    chain("fan_in");
-    let (link, a, b, c) = (Link::new(), buffer(LEN), buffer(LEN), buffer(2 * LEN));
-    link.feed(LEN);
-    read(link.fd(), "near-socket", a, LEN);
-    link.feed(LEN);
-    read(link.fd(), "near-socket", b, LEN);
+    begin_chain("fan_in");
+    let (pair, a, b, c) = (SocketPair::new(), buffer(LEN), buffer(LEN), buffer(2 * LEN));
+    pair.feed(LEN);
+    read(pair.fd(), "near-socket", a, LEN);
+    pair.feed(LEN);
+    read(pair.fd(), "near-socket", b, LEN);
     memcpy(c, a, LEN);
     memcpy(at(c, LEN), b, LEN);
-    send(link.fd(), "near-socket", c, 2 * LEN);
-    link.drain(2 * LEN);
+    send(pair.fd(), "near-socket", c, 2 * LEN);
+    pair.drain(2 * LEN);
 }
 
 fn overlap() {
-    chain("overlap");
-    let (link, a, b) = (Link::new(), buffer(2 * LEN), buffer(2 * LEN));
-    link.feed(100_000);
-    read(link.fd(), "near-socket", a, 100_000);
+    begin_chain("overlap");
+    let (pair, a, b) = (SocketPair::new(), buffer(2 * LEN), buffer(2 * LEN));
+    pair.feed(100_000);
+    read(pair.fd(), "near-socket", a, 100_000);
     memcpy(at(b, 24), at(a, 1_000), 50_000);
     memcpy(at(b, 30_000), at(a, 60_000), 40_000);
     memmove(at(b, 100), at(b, 145), 69_000);
-    write(link.fd(), "near-socket", at(b, 7), 70_000);
-    link.drain(70_000);
+    write(pair.fd(), "near-socket", at(b, 7), 70_000);
+    pair.drain(70_000);
 }
 
 fn reuse() {
-    chain("reuse");
-    let (link, a, b, c) = (Link::new(), buffer(LEN), buffer(LEN), buffer(LEN));
-    link.feed(LEN);
-    read(link.fd(), "near-socket", a, LEN);
+    begin_chain("reuse");
+    let (pair, a, b, c) = (SocketPair::new(), buffer(LEN), buffer(LEN), buffer(LEN));
+    pair.feed(LEN);
+    read(pair.fd(), "near-socket", a, LEN);
     memcpy(b, a, LEN);
-    link.feed(LEN);
-    read(link.fd(), "near-socket", a, LEN);
+    pair.feed(LEN);
+    read(pair.fd(), "near-socket", a, LEN);
     memcpy(c, a, LEN);
-    write(link.fd(), "near-socket", b, LEN);
-    link.drain(LEN);
-    write(link.fd(), "near-socket", c, LEN);
-    link.drain(LEN);
+    write(pair.fd(), "near-socket", b, LEN);
+    pair.drain(LEN);
+    write(pair.fd(), "near-socket", c, LEN);
+    pair.drain(LEN);
 }
 
 /// Allocates without a note, because an allocation moves nothing.
@@ -245,18 +245,18 @@ fn allocate(len: usize) -> *mut u8 {
     address.cast()
 }
 
-fn usable(address: *mut u8) -> usize {
+fn usable_size(address: *mut u8) -> usize {
     // SAFETY: callers pass a live block that `allocate` returned.
     unsafe { libc::malloc_usable_size(address.cast()) }
 }
 
 fn forget(function: &'static str, address: usize, len: usize) {
     let (call, object) = ("forget", "memory");
-    Expect { call, function, object, fd: -1, to: 0, from: address, len, flags: 0, caller: 0 }.note();
+    ExpectedEvent { call, function, object, fd: -1, to: 0, from: address, len, flags: 0, caller: 0 }.append();
 }
 
 fn free(address: *mut u8) {
-    let len = usable(address);
+    let len = usable_size(address);
     if len >= MIN {
         forget("free", address as usize, len);
     }
@@ -265,53 +265,63 @@ fn free(address: *mut u8) {
 }
 
 fn freed() {
-    chain("freed");
-    let link = Link::new();
+    begin_chain("freed");
+    let pair = SocketPair::new();
     for len in [LEN, 20_000] {
         let first = allocate(len);
-        link.feed(len);
-        read(link.fd(), "near-socket", first, len);
+        pair.feed(len);
+        read(pair.fd(), "near-socket", first, len);
         free(first);
         let second = allocate(len);
-        write(link.fd(), "near-socket", second, len);
-        link.drain(len);
+        write(pair.fd(), "near-socket", second, len);
+        pair.drain(len);
         free(second);
     }
 }
 
 #[inline(never)]
 fn realloc(address: *mut u8, len: usize, is_large: bool) -> *mut u8 {
-    let (from, old) = (address as usize, usable(address));
+    let (from, old) = (address as usize, usable_size(address));
     // SAFETY: callers pass a live block that `allocate` returned, and use the new address only.
     let new = unsafe { libc::realloc(address.cast(), len) }.cast::<u8>();
     let caller = realloc as *const () as usize;
     if new != address {
         let call = if is_large { "relocate" } else { "copy" };
         let (to, len) = (new as usize, old.min(len));
-        Expect { call, function: "realloc", object: "memory", fd: -1, to, from, len, flags: 0, caller }
-            .note();
+        ExpectedEvent {
+            call,
+            function: "realloc",
+            object: "memory",
+            fd: -1,
+            to,
+            from,
+            len,
+            flags: 0,
+            caller,
+        }
+        .append();
         forget("realloc", from, old);
     }
     new
 }
 
 fn grown() {
-    chain("grown");
-    let link = Link::new();
+    begin_chain("grown");
+    let pair = SocketPair::new();
     let small = allocate(20_000);
     // The block behind keeps it from growing in place.
     let behind = allocate(20_000);
-    link.feed(20_000);
-    read(link.fd(), "near-socket", small, 20_000);
+    pair.feed(20_000);
+    read(pair.fd(), "near-socket", small, 20_000);
     let small = realloc(small, 30_000, false);
-    write(link.fd(), "near-socket", small, 20_000);
-    link.drain(20_000);
+    write(pair.fd(), "near-socket", small, 20_000);
+    pair.drain(20_000);
     let large = allocate(LEN);
-    link.feed(LEN);
-    read(link.fd(), "near-socket", large, LEN);
+    pair.feed(LEN);
+    read(pair.fd(), "near-socket", large, LEN);
     let large = realloc(large, 3 * LEN, true);
-    write(link.fd(), "near-socket", large, LEN);
-    link.drain(LEN);
+    write(pair.fd(), "near-socket", large, LEN);
+    pair.drain(LEN);
     free(small);
     free(behind);
     free(large);
@@ -326,37 +336,37 @@ fn mremap(address: *mut u8, old: usize, new_address: *mut u8) -> *mut u8 {
     assert_eq!(new, new_address);
     let (call, function, caller) = ("relocate", "mremap", mremap as *const () as usize);
     let (to, from) = (new as usize, address as usize);
-    Expect { call, function, object: "memory", fd: -1, to, from, len: old, flags: 0, caller }.note();
+    ExpectedEvent { call, function, object: "memory", fd: -1, to, from, len: old, flags: 0, caller }.append();
     forget("mremap", from, old);
     new
 }
 
 fn mapped() {
-    chain("mapped");
-    let (link, a, b) = (Link::new(), buffer(LEN), buffer(LEN));
-    link.feed(LEN);
-    read(link.fd(), "near-socket", a, LEN);
+    begin_chain("mapped");
+    let (pair, a, b) = (SocketPair::new(), buffer(LEN), buffer(LEN));
+    pair.feed(LEN);
+    read(pair.fd(), "near-socket", a, LEN);
     let a = mremap(a, LEN, b);
-    write(link.fd(), "near-socket", a, LEN);
-    link.drain(LEN);
+    write(pair.fd(), "near-socket", a, LEN);
+    pair.drain(LEN);
     forget("madvise", a as usize, LEN);
     // SAFETY: `a` is a mapping of `LEN` bytes, whose content nobody needs any more.
     assert_eq!(unsafe { libc::madvise(a.cast(), LEN, libc::MADV_DONTNEED) }, 0);
-    write(link.fd(), "near-socket", a, LEN);
-    link.drain(LEN);
+    write(pair.fd(), "near-socket", a, LEN);
+    pair.drain(LEN);
     forget("munmap", a as usize, LEN);
     // SAFETY: `a` is a mapping of `LEN` bytes, which nobody uses after this call.
     assert_eq!(unsafe { libc::munmap(a.cast(), LEN) }, 0);
 }
 
 /// Notes the parts of one call; the last part may be filled partially.
-fn note_parts(base: &Expect, parts: &[libc::iovec], mut len: usize, mut flags: u8) {
+fn note_parts(base: &ExpectedEvent, parts: &[libc::iovec], mut len: usize, mut flags: u8) {
     for part in parts {
         let address = part.iov_base as usize;
         let (to, from) = if base.call == "input" { (address, 0) } else { (0, address) };
         let part_len = part.iov_len.min(len);
         len -= part_len;
-        Expect { to, from, len: part_len, flags, ..*base }.note();
+        ExpectedEvent { to, from, len: part_len, flags, ..*base }.append();
         // A further part of the same call.
         flags = 2;
     }
@@ -375,7 +385,7 @@ macro_rules! scattering {
             assert_eq!(usize::try_from(done), Ok(len));
             let (function, caller) = (stringify!($name), $name as *const () as usize);
             let object = "near-socket";
-            let base = Expect { call: $call, function, object, fd, to: 0, from: 0, len: 0, flags: 0, caller };
+            let base = ExpectedEvent { call: $call, function, object, fd, to: 0, from: 0, len: 0, flags: 0, caller };
             note_parts(&base, parts, len, 0);
         }
     )* };
@@ -387,14 +397,14 @@ scattering! {
 }
 
 fn scattered() {
-    chain("scattered");
-    let (link, a, b, c) = (Link::new(), buffer(LEN), buffer(LEN), buffer(LEN));
-    link.feed(40_100);
+    begin_chain("scattered");
+    let (pair, a, b, c) = (SocketPair::new(), buffer(LEN), buffer(LEN), buffer(LEN));
+    pair.feed(40_100);
     // The last part is filled up to 20,000 bytes.
-    readv(link.fd(), &[part(a, 100), part(b, 20_000), part(c, LEN)], 40_100);
+    readv(pair.fd(), &[part(a, 100), part(b, 20_000), part(c, LEN)], 40_100);
     memcpy(at(a, 100), b, 20_000);
-    writev(link.fd(), &[part(a, 20_100), part(c, 20_000)], 40_100);
-    link.drain(40_100);
+    writev(pair.fd(), &[part(a, 20_100), part(c, 20_000)], 40_100);
+    pair.drain(40_100);
 }
 
 #[inline(never)]
@@ -426,14 +436,23 @@ fn note_messages(
         let header = &message.msg_hdr;
         // SAFETY: each header's `msg_iov` points to `msg_iovlen` parts that outlive the call.
         let parts = unsafe { std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen) };
-        let base =
-            Expect { call, function, object: "datagram", fd, to: 0, from: 0, len: 0, flags: 0, caller };
+        let base = ExpectedEvent {
+            call,
+            function,
+            object: "datagram",
+            fd,
+            to: 0,
+            from: 0,
+            len: 0,
+            flags: 0,
+            caller,
+        };
         note_parts(&base, parts, message.msg_len as usize, if index == 0 { 0 } else { 2 });
     }
 }
 
 fn messages() {
-    chain("messages");
+    begin_chain("messages");
     let (near, far) = UnixDatagram::pair().expect("sockets");
     let (a, b) = (buffer(LEN), buffer(LEN));
     let headers = |parts: &mut [libc::iovec]| {
@@ -460,14 +479,14 @@ fn messages() {
 }
 
 fn threads() {
-    chain("threads");
-    let (link, a, b) = (Link::new(), buffer(LEN) as usize, buffer(LEN) as usize);
-    link.feed(LEN);
-    let fd = link.fd();
+    begin_chain("threads");
+    let (pair, a, b) = (SocketPair::new(), buffer(LEN) as usize, buffer(LEN) as usize);
+    pair.feed(LEN);
+    let fd = pair.fd();
     std::thread::spawn(move || read(fd, "near-socket", a as *mut u8, LEN)).join().expect("the first");
     std::thread::spawn(move || memcpy(b as *mut u8, a as *const u8, LEN)).join().expect("the second");
     std::thread::spawn(move || send(fd, "near-socket", b as *mut u8, LEN)).join().expect("the third");
-    link.drain(LEN);
+    pair.drain(LEN);
 }
 
 #[inline(never)]
@@ -478,32 +497,32 @@ fn sendfile(to: i32, from: i32, len: usize) {
     assert_eq!(usize::try_from(done), Ok(len));
     let (function, caller) = ("sendfile", sendfile as *const () as usize);
     for (call, object, fd, flags) in [("input", "file", from, 1), ("output", "near-socket", to, 3)] {
-        Expect { call, function, object, fd, to: 0, from: 0, len, flags, caller }.note();
+        ExpectedEvent { call, function, object, fd, to: 0, from: 0, len, flags, caller }.append();
     }
 }
 
 fn passed() {
-    chain("passed");
-    let link = Link::new();
+    begin_chain("passed");
+    let pair = SocketPair::new();
     // SAFETY: memfd_create(2) reads the name, a NUL-terminated literal.
     let file = unsafe { libc::memfd_create(c"chains".as_ptr(), 0) };
     write(file, "file", source(), LEN);
-    sendfile(link.fd(), file, LEN);
-    link.drain(LEN);
+    sendfile(pair.fd(), file, LEN);
+    pair.drain(LEN);
     // SAFETY: `file` was opened by this function, and nothing uses the descriptor afterwards.
     unsafe { libc::close(file) };
 }
 
 fn small() {
-    chain("small");
-    let (link, a, b) = (Link::new(), buffer(LEN), buffer(LEN));
+    begin_chain("small");
+    let (pair, a, b) = (SocketPair::new(), buffer(LEN), buffer(LEN));
     // SAFETY: buffers that are long enough, and what a call returns is looked at.
     unsafe {
         libc::memcpy(b.cast(), a.cast(), MIN - 1);
         libc::memmove(b.cast(), a.cast(), 0);
-        assert_eq!(libc::write(link.far.as_raw_fd(), a.cast(), 100), 100);
+        assert_eq!(libc::write(pair.far.as_raw_fd(), a.cast(), 100), 100);
         // Room for more than arrives.
-        assert_eq!(libc::read(link.fd(), a.cast(), LEN), 100);
+        assert_eq!(libc::read(pair.fd(), a.cast(), LEN), 100);
         // Calls that the kernel refuses are not recorded.
         assert_eq!(libc::read(-1, a.cast(), LEN), -1);
         assert_eq!(libc::write(-1, a.cast(), LEN), -1);

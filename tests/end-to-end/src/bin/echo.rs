@@ -36,7 +36,7 @@ fn channel(input: impl IntoRawFd, output: impl IntoRawFd, socket: bool, limit: O
     }
 }
 
-fn one_socket(socket: impl AsRawFd + IntoRawFd, limit: Option<usize>) -> Channel {
+fn socket_channel(socket: impl AsRawFd + IntoRawFd, limit: Option<usize>) -> Channel {
     let fd = socket.as_raw_fd();
     if limit == Some(DATAGRAM_LIMIT) {
         set_buffer_size(fd, libc::SO_SNDBUF, 2 << 20);
@@ -44,17 +44,17 @@ fn one_socket(socket: impl AsRawFd + IntoRawFd, limit: Option<usize>) -> Channel
     channel(socket.into_raw_fd(), fd, true, limit)
 }
 
-fn shrink(stream: TcpStream) -> TcpStream {
+fn shrink_send_buffer(stream: TcpStream) -> TcpStream {
     set_buffer_size(stream.as_raw_fd(), libc::SO_SNDBUF, 20_000);
     stream
 }
 
 /// Longest payload for a transport with small socket buffers, where each message takes many calls.
-fn small(stream: TcpStream) -> Channel {
-    Channel { payload_limit: 300_000, ..one_socket(shrink(stream), None) }
+fn small_buffer_channel(stream: TcpStream) -> Channel {
+    Channel { payload_limit: 300_000, ..socket_channel(shrink_send_buffer(stream), None) }
 }
 
-fn ready(address: impl std::fmt::Display) {
+fn print_ready(address: impl std::fmt::Display) {
     println!("ready {address}");
 }
 
@@ -62,14 +62,14 @@ fn serve(transport: &str, directory: &Path) -> Channel {
     match transport {
         "tcp" | "tcp-small" => {
             let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-            ready(listener.local_addr().expect("bound"));
+            print_ready(listener.local_addr().expect("bound"));
             let (stream, _) = listener.accept().expect("a client");
-            if transport == "tcp" { one_socket(stream, None) } else { small(stream) }
+            if transport == "tcp" { socket_channel(stream, None) } else { small_buffer_channel(stream) }
         }
         "unix" => {
             let listener = UnixListener::bind(directory.join("server")).expect("bind");
-            ready("server");
-            one_socket(listener.accept().expect("a client").0, None)
+            print_ready("server");
+            socket_channel(listener.accept().expect("a client").0, None)
         }
         "fifo" => {
             for name in ["up", "down"] {
@@ -78,22 +78,22 @@ fn serve(transport: &str, directory: &Path) -> Channel {
                 // SAFETY: the path is a C string.
                 assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0, "mkfifo");
             }
-            ready("up");
+            print_ready("up");
             let input = File::open(directory.join("up")).expect("up");
             channel(input, File::create(directory.join("down")).expect("down"), false, None)
         }
         "udp" => {
             let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
-            ready(socket.local_addr().expect("bound"));
+            print_ready(socket.local_addr().expect("bound"));
             let (_, client) = socket.peek_from(&mut [0; 16]).expect("a client");
             socket.connect(client).expect("connect");
-            one_socket(socket, Some(UDP_LIMIT))
+            socket_channel(socket, Some(UDP_LIMIT))
         }
         "datagram" => {
             let socket = UnixDatagram::bind(directory.join("server")).expect("bind");
-            ready("server");
+            print_ready("server");
             wait_until("the client's socket", || socket.connect(directory.join("client")).ok());
-            one_socket(socket, Some(DATAGRAM_LIMIT))
+            socket_channel(socket, Some(DATAGRAM_LIMIT))
         }
         other => panic!("unknown transport {other}"),
     }
@@ -101,9 +101,9 @@ fn serve(transport: &str, directory: &Path) -> Channel {
 
 fn connect(transport: &str, directory: &Path, address: &str) -> Channel {
     match transport {
-        "tcp" => one_socket(TcpStream::connect(address).expect("connect"), None),
-        "tcp-small" => small(TcpStream::connect(address).expect("connect")),
-        "unix" => one_socket(UnixStream::connect(directory.join(address)).expect("connect"), None),
+        "tcp" => socket_channel(TcpStream::connect(address).expect("connect"), None),
+        "tcp-small" => small_buffer_channel(TcpStream::connect(address).expect("connect")),
+        "unix" => socket_channel(UnixStream::connect(directory.join(address)).expect("connect"), None),
         "fifo" => {
             let output = File::create(directory.join("up")).expect("up");
             channel(File::open(directory.join("down")).expect("down"), output, false, None)
@@ -111,12 +111,12 @@ fn connect(transport: &str, directory: &Path, address: &str) -> Channel {
         "udp" => {
             let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
             socket.connect(address).expect("connect");
-            one_socket(socket, Some(UDP_LIMIT))
+            socket_channel(socket, Some(UDP_LIMIT))
         }
         "datagram" => {
             let socket = UnixDatagram::bind(directory.join("client")).expect("bind");
             socket.connect(directory.join(address)).expect("connect");
-            one_socket(socket, Some(DATAGRAM_LIMIT))
+            socket_channel(socket, Some(DATAGRAM_LIMIT))
         }
         other => panic!("unknown transport {other}"),
     }

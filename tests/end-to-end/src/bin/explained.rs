@@ -4,7 +4,7 @@
 //! explained HOW MESSAGES        end: returns; kill: by SIGKILL; fork: its child does the same, too
 //! ```
 //!
-//! Each message is received, copied in `hand_on`, and compared in `look_at`, which touches the copy.
+//! Each message is received, copied in `forward_message`, and compared in `check_copy`, which touches the copy.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 const LEN_BYTES: usize = 512 << 10;
 
 #[inline(never)]
-fn hand_on(message: &[u8], to: &mut [u8]) {
+fn forward_message(message: &[u8], to: &mut [u8]) {
     assert_eq!(message.len(), to.len());
     // SAFETY: both are as long as that, and do not overlap. A call by this function itself, in any build.
     unsafe { libc::memcpy(to.as_mut_ptr().cast(), message.as_ptr().cast(), message.len()) };
@@ -20,7 +20,7 @@ fn hand_on(message: &[u8], to: &mut [u8]) {
 }
 
 #[inline(never)]
-fn look_at(copy: &[u8], number: usize) {
+fn check_copy(copy: &[u8], number: usize) {
     for at in [0, LEN_BYTES / 2, LEN_BYTES - 1] {
         assert_eq!(copy[at], byte(number, at), "message {number}, byte {at}");
     }
@@ -31,19 +31,19 @@ fn byte(number: usize, at: usize) -> u8 {
 }
 
 fn receive_and_copy(messages: usize) {
-    let (mut ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    let (mut near, mut far) = UnixStream::pair().expect("a pair of sockets");
     let sender = std::thread::spawn(move || {
         for number in 0..messages {
             let message: Vec<u8> = (0..LEN_BYTES).map(|at| byte(number, at)).collect();
-            theirs.write_all(&message).expect("sent");
+            far.write_all(&message).expect("sent");
         }
     });
     let mut message = vec![0; LEN_BYTES];
     let mut copy = vec![0; LEN_BYTES];
     for number in 0..messages {
-        ours.read_exact(&mut message).expect("received");
-        hand_on(&message, &mut copy);
-        look_at(&copy, number);
+        near.read_exact(&mut message).expect("received");
+        forward_message(&message, &mut copy);
+        check_copy(&copy, number);
     }
     sender.join().expect("the sender");
 }

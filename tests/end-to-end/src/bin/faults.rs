@@ -16,19 +16,19 @@ use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{CopyCall, FileInput, FileOutput, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::forked::in_child;
-use uncopy_tests::hostile;
 use uncopy_tests::mirror::{Buffer, Origin};
+use uncopy_tests::restrictions;
 
 /// Length of a buffer received by [`hoard`], and their number.
 const HOARD_LEN: usize = 1 << 20;
-const HOARDED: usize = 400;
+const HOARD_COUNT: usize = 400;
 /// Length of most buffers: a few whole pages more than one size class, and fringes.
 const LEN: usize = 40 * PAGE + 77;
 /// Time limit for a child, milliseconds.
 const CHILD_LIMIT_MS: i32 = 10_000;
 
 /// Checks a buffer and prints a digest of what it holds.
-fn show(what: &str, buffer: &Buffer) {
+fn check_and_print(what: &str, buffer: &Buffer) {
     buffer.check_all(what);
     let digest = buffer.mirror(0, buffer.len()).iter().fold(0xcbf2_9ce4_8422_2325u64, |digest, byte| {
         (digest ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -37,8 +37,8 @@ fn show(what: &str, buffer: &Buffer) {
 }
 
 /// A received buffer and copies of it: views of one segment, at several offsets.
-fn family(feeder: &mut Feeder) -> Vec<Buffer> {
-    let received = feeder.received(LEN);
+fn buffer_and_copies(feeder: &mut Feeder) -> Vec<Buffer> {
+    let received = feeder.received_buffer(LEN);
     let aligned = Buffer::copy_of(CopyCall::Memcpy, &received, 0, LEN);
     let shifted = Buffer::copy_of(CopyCall::Memmove, &received, 45, LEN - 45);
     vec![received, aligned, shifted]
@@ -58,12 +58,12 @@ fn copies_and_moves(feeder: &mut Feeder, buffers: &mut [Buffer]) {
         feeder.send(OutputCall::Send, buffer, 0, buffer.len());
     }
     for (index, buffer) in buffers.iter().enumerate() {
-        show(&format!("copies and moves {index}"), buffer);
+        check_and_print(&format!("copies and moves {index}"), buffer);
     }
 }
 
-fn lives_of_blocks(feeder: &mut Feeder) {
-    let mut buffers = family(feeder);
+fn block_lifetimes(feeder: &mut Feeder) {
+    let mut buffers = buffer_and_copies(feeder);
     buffers[1].resize(2 * LEN);
     feeder.receive(InputCall::Readv, &mut buffers[1], LEN - 100, LEN);
     buffers[1].resize(LEN / 3);
@@ -71,18 +71,18 @@ fn lives_of_blocks(feeder: &mut Feeder) {
     let mut zeroed = Buffer::new(Origin::Calloc, LEN);
     zeroed.copy_from(CopyCall::Mempcpy, 100, &buffers[0], 77, LEN - 200);
     for (index, buffer) in buffers.iter().chain([&zeroed]).enumerate() {
-        show(&format!("lives of blocks {index}"), buffer);
+        check_and_print(&format!("lives of blocks {index}"), buffer);
     }
     drop(buffers);
     // New blocks from the same call sites.
-    let again = family(feeder);
+    let again = buffer_and_copies(feeder);
     feeder.send(OutputCall::Writev, &again[2], 0, again[2].len());
     zeroed.copy_from(CopyCall::Memcpy, 0, &again[0], 0, LEN);
-    show("lives of blocks, again", &zeroed);
+    check_and_print("lives of blocks, again", &zeroed);
 }
 
 fn files(feeder: &mut Feeder) {
-    let buffers = family(feeder);
+    let buffers = buffer_and_copies(feeder);
     // SAFETY: memfd_create(2) reads the name, a NUL-terminated literal.
     let file = unsafe { libc::memfd_create(c"faults".as_ptr(), 0) };
     assert!(file >= 0, "memory file");
@@ -95,43 +95,43 @@ fn files(feeder: &mut Feeder) {
         assert_eq!(FileInput::Pread.input(file, &part, 10), Ok(LEN));
         libc::close(file);
     }
-    back.received(0, buffers[1].mirror(0, LEN));
+    back.note_received(0, buffers[1].mirror(0, LEN));
     let copy = Buffer::copy_of(CopyCall::Memcpy, &back, 1, LEN - 1);
-    show("files", &back);
-    show("files, copied", &copy);
+    check_and_print("files", &back);
+    check_and_print("files, copied", &copy);
 }
 
 fn mappings(feeder: &mut Feeder) {
-    let mut buffers = family(feeder);
-    let whole = buffers[1].at(0).map_addr(|address| address.next_multiple_of(PAGE));
+    let mut buffers = buffer_and_copies(feeder);
+    let page = buffers[1].at(0).map_addr(|address| address.next_multiple_of(PAGE));
     // SAFETY: whole pages inside the buffer, which nobody writes to while they are read-only.
     unsafe {
-        assert_eq!(libc::mprotect(whole.cast(), 8 * PAGE, libc::PROT_READ), 0, "mprotect");
+        assert_eq!(libc::mprotect(page.cast(), 8 * PAGE, libc::PROT_READ), 0, "mprotect");
         buffers[1].check_all("a read-only range");
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        assert_eq!(libc::mprotect(whole.cast(), 8 * PAGE, both), 0, "mprotect");
+        assert_eq!(libc::mprotect(page.cast(), 8 * PAGE, both), 0, "mprotect");
     }
     feeder.receive(InputCall::Recvmsg, &mut buffers[1], 0, LEN);
     let copy = Buffer::copy_of(CopyCall::Memcpy, &buffers[1], 0, LEN);
-    show("mappings", &copy);
+    check_and_print("mappings", &copy);
 }
 
 fn threads(feeder: &mut Feeder) {
-    let mut buffers = family(feeder);
+    let mut buffers = buffer_and_copies(feeder);
     let last = buffers.pop().expect("three buffers");
     let handed = std::thread::spawn(move || {
         let mut copy = Buffer::copy_of(CopyCall::Memcpy, &last, 0, last.len());
         copy.store(5 * PAGE, 9, 11);
-        show("threads, there", &copy);
+        check_and_print("threads, there", &copy);
         copy
     });
     let copy = handed.join().expect("the thread ends well");
     drop(buffers);
-    show("threads, here", &copy);
+    check_and_print("threads, here", &copy);
 }
 
 fn forks(feeder: &mut Feeder) {
-    let mut buffers = family(feeder);
+    let mut buffers = buffer_and_copies(feeder);
     in_child(CHILD_LIMIT_MS, || {
         let mut feeder = Feeder::new(99);
         buffers[1].store(PAGE, 2 * PAGE, 12);
@@ -143,14 +143,14 @@ fn forks(feeder: &mut Feeder) {
         copy.check_all("in a child, copied");
     });
     for (index, buffer) in buffers.iter().enumerate() {
-        show(&format!("forks {index}"), buffer);
+        check_and_print(&format!("forks {index}"), buffer);
     }
 }
 
 /// Repeatedly sends the same bytes, and frees their memory while they are in flight.
 fn in_flight(feeder: &mut Feeder) {
     const SENT: usize = 25 * PAGE;
-    let received = feeder.received(LEN);
+    let received = feeder.received_buffer(LEN);
     let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, LEN);
     feeder.send(OutputCall::Send, &received, 0, SENT);
     for _ in 0..2 {
@@ -163,14 +163,14 @@ fn in_flight(feeder: &mut Feeder) {
         }
     }
     drop(received);
-    let mut others: Vec<Buffer> = (0..3).map(|_| feeder.received(LEN)).collect();
+    let mut others: Vec<Buffer> = (0..3).map(|_| feeder.received_buffer(LEN)).collect();
     others[0].store(0, SENT, 13);
     for _ in 0..2 {
-        feeder.expect(&copy, 0, SENT);
+        feeder.check_arrived(&copy, 0, SENT);
     }
-    show("in flight", &copy);
+    check_and_print("in flight", &copy);
     for (index, buffer) in others.iter().enumerate() {
-        show(&format!("in flight, others {index}"), buffer);
+        check_and_print(&format!("in flight, others {index}"), buffer);
     }
 }
 
@@ -178,22 +178,22 @@ fn in_flight(feeder: &mut Feeder) {
 fn hoard(feeder: &mut Feeder) {
     let mut kept = Vec::new();
     let mut received = Buffer::new(Origin::Malloc, HOARD_LEN);
-    for number in 0..HOARDED {
+    for number in 0..HOARD_COUNT {
         feeder.receive(InputCall::Recv, &mut received, 0, HOARD_LEN);
         // The blocks of one size are not enough.
         let pages = 8 + 2 * (number % 5);
         kept.push(Buffer::copy_of(CopyCall::Memcpy, &received, 0, pages * PAGE));
     }
     for (index, buffer) in kept.iter().enumerate() {
-        show(&format!("kept {index}"), buffer);
+        check_and_print(&format!("kept {index}"), buffer);
     }
-    show("received last", &received);
+    check_and_print("received last", &received);
 }
 
 /// Runs the whole workload, on existing buffers.
 fn workload(feeder: &mut Feeder, buffers: &mut [Buffer], may_fork: bool) {
     copies_and_moves(feeder, buffers);
-    lives_of_blocks(feeder);
+    block_lifetimes(feeder);
     in_flight(feeder);
     files(feeder);
     mappings(feeder);
@@ -208,26 +208,26 @@ fn main() {
     let mut feeder = Feeder::new(1);
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["workload"] => {
-            let mut buffers = family(&mut feeder);
+            let mut buffers = buffer_and_copies(&mut feeder);
             workload(&mut feeder, &mut buffers, true);
         }
         ["alone"] => {
-            let mut buffers = family(&mut feeder);
+            let mut buffers = buffer_and_copies(&mut feeder);
             workload(&mut feeder, &mut buffers, false);
         }
         ["hoard"] => hoard(&mut feeder),
         ["under", filter, ref command @ ..] => {
             let command: Vec<_> = command.iter().map(|word| CString::new(*word).expect("no NUL")).collect();
-            hostile::exec_under_filter(filter, &command);
+            restrictions::exec_under_filter(filter, &command);
         }
         ["between", action] => {
-            let mut buffers = family(&mut feeder);
-            lives_of_blocks(&mut feeder);
-            println!("{action}: {}", hostile::act(action));
+            let mut buffers = buffer_and_copies(&mut feeder);
+            block_lifetimes(&mut feeder);
+            println!("{action}: {}", restrictions::apply(action));
             for (index, buffer) in buffers.iter().enumerate() {
-                show(&format!("after {action} {index}"), buffer);
+                check_and_print(&format!("after {action} {index}"), buffer);
             }
-            workload(&mut feeder, &mut buffers, hostile::may_fork(action));
+            workload(&mut feeder, &mut buffers, restrictions::may_fork(action));
         }
         _ => panic!("usage: faults workload | alone | hoard | under FILTER COMMAND | between ACTION"),
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use uncopy_tests::forked::in_child;
-use uncopy_tests::plain::errno;
+use uncopy_tests::oracle::errno;
 
 /// Time limit for a file to get into the log, where required and where not (programs ask every 200 ms).
 const BEGIN_LIMIT: Duration = Duration::from_secs(20);
@@ -19,58 +19,58 @@ const SHORT_LIMIT: Duration = Duration::from_millis(600);
 const CHILD_LIMIT_MS: i32 = 15_000;
 
 /// A descriptor of a file, with the expected content.
-struct Open {
+struct TrackedFile {
     fd: i32,
-    wanted: Vec<u8>,
+    expected: Vec<u8>,
     position: usize,
 }
 
-fn name(directory: &str, file: &str) -> CString {
+fn c_path(directory: &str, file: &str) -> CString {
     CString::new(format!("{directory}/{file}")).expect("no NUL")
 }
 
 fn open(directory: &str, file: &str, flags: i32) -> i32 {
-    // SAFETY: `name` returns a NUL-terminated string that lives through the call; open(2) only reads it.
-    let fd = unsafe { libc::open(name(directory, file).as_ptr(), flags, 0o600) };
+    // SAFETY: `c_path` returns a NUL-terminated string that lives through the call; open(2) only reads it.
+    let fd = unsafe { libc::open(c_path(directory, file).as_ptr(), flags, 0o600) };
     assert!(fd >= 0, "{file}: errno {}", errno());
     fd
 }
 
 fn sync(fd: i32, how: usize) {
     // SAFETY: fsync(2) and fdatasync(2) take a descriptor and access no memory.
-    let said = unsafe { if how.is_multiple_of(2) { libc::fsync(fd) } else { libc::fdatasync(fd) } };
-    if said != 0 {
+    let result = unsafe { if how.is_multiple_of(2) { libc::fsync(fd) } else { libc::fdatasync(fd) } };
+    if result != 0 {
         println!("sync failed: {}", errno());
     }
 }
 
-impl Open {
+impl TrackedFile {
     fn new(directory: &str, file: &str) -> Self {
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
-        Self { fd: open(directory, file, flags), wanted: Vec::new(), position: 0 }
+        Self { fd: open(directory, file, flags), expected: Vec::new(), position: 0 }
     }
 
     /// Writes bytes and notes them; at the file position if no offset is given.
-    fn put(&mut self, at: Option<usize>, len: usize, byte: u8) {
+    fn write(&mut self, at: Option<usize>, len: usize, byte: u8) {
         let bytes = vec![byte; len];
-        let place = at.unwrap_or(self.position);
-        let offset = libc::off_t::try_from(place).expect("short");
+        let start = at.unwrap_or(self.position);
+        let offset = libc::off_t::try_from(start).expect("short");
         // SAFETY: `bytes` has `len` bytes and lives through the calls, which only read them.
-        let put = unsafe {
+        let written = unsafe {
             match at {
                 None => libc::write(self.fd, bytes.as_ptr().cast(), len),
                 Some(_) => libc::pwrite(self.fd, bytes.as_ptr().cast(), len, offset),
             }
         };
-        assert_eq!(put, len.cast_signed(), "written; errno {}", errno());
+        assert_eq!(written, len.cast_signed(), "written; errno {}", errno());
         self.position += if at.is_none() { len } else { 0 };
-        self.wanted.resize(self.wanted.len().max(place + len), 0);
-        self.wanted[place..place + len].fill(byte);
+        self.expected.resize(self.expected.len().max(start + len), 0);
+        self.expected[start..start + len].fill(byte);
     }
 
     /// Compares the file's content, position and size.
     fn check(&self, what: &str) {
-        let mut found = vec![0; self.wanted.len() + 1];
+        let mut found = vec![0; self.expected.len() + 1];
         // SAFETY: `found` has room for `found.len()` bytes; stat is plain data, so zeroes are valid.
         let (got, status, at) = unsafe {
             let mut status: libc::stat = core::mem::zeroed();
@@ -78,36 +78,36 @@ impl Open {
             let got = libc::pread(self.fd, found.as_mut_ptr().cast(), found.len(), 0);
             (got, status, libc::lseek(self.fd, 0, libc::SEEK_CUR))
         };
-        assert_eq!(got, self.wanted.len().cast_signed(), "{what}: its length");
-        found.truncate(self.wanted.len());
-        assert!(found == self.wanted, "{what}: its bytes");
+        assert_eq!(got, self.expected.len().cast_signed(), "{what}: its length");
+        found.truncate(self.expected.len());
+        assert!(found == self.expected, "{what}: its bytes");
         println!("{what}: {} bytes, {} names, at {at}", status.st_size, status.st_nlink);
     }
 
     /// Writes and syncs a few times.
-    fn steady(&mut self, times: usize, len: usize) {
+    fn write_and_sync(&mut self, times: usize, len: usize) {
         for number in 0..times {
             let byte = u8::try_from(number % 250).expect("short") + 1;
-            let at = number.is_multiple_of(3).then_some(self.wanted.len() / 2);
-            self.put(at, len, byte);
+            let at = number.is_multiple_of(3).then_some(self.expected.len() / 2);
+            self.write(at, len, byte);
             sync(self.fd, number);
         }
     }
 }
 
 /// Waits for a file to get into the log. Returns whether it did.
-fn warm_up(directory: &str, limit: Duration) -> bool {
+fn wait_until_logged(directory: &str, limit: Duration) -> bool {
     let begun = Instant::now();
     let mut mark = [0u8; 8192];
-    let file = Open::new(directory, "warm");
+    let file = TrackedFile::new(directory, "warm");
     while begun.elapsed() < limit {
         // SAFETY: pwrite(2) reads one byte; the name is a NUL-terminated literal; `mark` has `mark.len()` bytes.
-        let is_warm = unsafe {
+        let is_logged = unsafe {
             libc::pwrite(file.fd, c"a".as_ptr().cast(), 1, 0);
             libc::fsync(file.fd);
             libc::fgetxattr(file.fd, c"user.uncopy.log".as_ptr(), mark.as_mut_ptr().cast(), mark.len()) > 0
         };
-        if is_warm {
+        if is_logged {
             return true;
         }
     }
@@ -115,54 +115,54 @@ fn warm_up(directory: &str, limit: Duration) -> bool {
 }
 
 fn workload(directory: &str) {
-    let mut one = Open::new(directory, "one");
-    one.steady(12, 3000);
+    let mut one = TrackedFile::new(directory, "one");
+    one.write_and_sync(12, 3000);
     one.check("steady");
 
     // SAFETY: descriptors of our own; terminated paths.
     unsafe {
         assert_eq!(libc::ftruncate(one.fd, 20_000), 0, "ftruncate");
-        one.wanted.resize(20_000, 0);
+        one.expected.resize(20_000, 0);
         libc::lseek(one.fd, 0, libc::SEEK_END);
         one.position = 20_000;
-        one.steady(8, 700);
+        one.write_and_sync(8, 700);
         one.check("after ftruncate");
 
         let other = libc::dup(one.fd);
-        one.steady(3, 100);
+        one.write_and_sync(3, 100);
         libc::close(core::mem::replace(&mut one.fd, other));
-        one.steady(3, 100);
+        one.write_and_sync(3, 100);
         one.check("duplicated");
 
-        assert_eq!(libc::rename(name(directory, "one").as_ptr(), name(directory, "moved").as_ptr()), 0);
-        one.steady(3, 200);
+        assert_eq!(libc::rename(c_path(directory, "one").as_ptr(), c_path(directory, "moved").as_ptr()), 0);
+        one.write_and_sync(3, 200);
         one.check("moved");
 
         // Waits for the keeper.
         let reader = open(directory, "moved", libc::O_RDONLY);
-        one.steady(3, 300);
+        one.write_and_sync(3, 300);
         one.check("read by another descriptor");
         libc::close(reader);
     }
 
-    let mut two = Open::new(directory, "two");
-    two.steady(8, 5000);
+    let mut two = TrackedFile::new(directory, "two");
+    two.write_and_sync(8, 5000);
     in_child(CHILD_LIMIT_MS, || {
         // SAFETY: two bytes; descriptors of our own.
         unsafe { assert_eq!(libc::pwrite(two.fd, c"xy".as_ptr().cast(), 2, 10), 2) };
         sync(two.fd, 0);
-        let mut own = Open::new(directory, "own");
-        own.steady(8, 900);
+        let mut own = TrackedFile::new(directory, "own");
+        own.write_and_sync(8, 900);
         own.check("a child's");
     });
-    two.wanted[10..12].copy_from_slice(b"xy");
+    two.expected[10..12].copy_from_slice(b"xy");
     two.check("after a child");
-    two.steady(4, 100);
+    two.write_and_sync(4, 100);
     two.check("and written to again");
 
-    let mut left = Open::new(directory, "left");
-    left.steady(8, 400);
-    left.put(None, 123, 9);
+    let mut left = TrackedFile::new(directory, "left");
+    left.write_and_sync(8, 400);
+    left.write(None, 123, 9);
     for file in [one, two, left] {
         // SAFETY: `file.fd` was opened by this function, and nothing uses the descriptor afterwards.
         unsafe { assert_eq!(libc::close(file.fd), 0, "close") };
@@ -172,9 +172,9 @@ fn workload(directory: &str) {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let directory = arguments.first().expect("usage: faults_log DIRECTORY [logged]");
-    let has_to = arguments.get(1).is_some_and(|word| word == "logged");
-    let is_warm = warm_up(directory, if has_to { BEGIN_LIMIT } else { SHORT_LIMIT });
-    assert!(is_warm || !has_to, "no file takes part in a log");
+    let must_be_logged = arguments.get(1).is_some_and(|word| word == "logged");
+    let is_logged = wait_until_logged(directory, if must_be_logged { BEGIN_LIMIT } else { SHORT_LIMIT });
+    assert!(is_logged || !must_be_logged, "no file takes part in a log");
     workload(directory);
     // Reads the files as other programs see them.
     for file in ["moved", "two", "own", "left"] {

@@ -23,11 +23,11 @@ use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::forked::wait;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain;
+use uncopy_tests::oracle;
 use uncopy_tests::random::Random;
 
 const MIB: usize = 1 << 20;
-const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
+const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 const PRIVATE: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
 /// A system call made by an instruction in this program, which nothing can interpose on. Returns
@@ -35,7 +35,7 @@ const PRIVATE: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 ///
 /// # Safety
 /// The call's requirements apply.
-unsafe fn by_instruction(number: c_long, arguments: [usize; 6]) -> isize {
+unsafe fn inline_syscall(number: c_long, arguments: [usize; 6]) -> isize {
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let result;
     // SAFETY: the caller promises what the call requires; the kernel changes the named registers only.
@@ -49,14 +49,14 @@ unsafe fn by_instruction(number: c_long, arguments: [usize; 6]) -> isize {
 
 /// How a call that changes a mapping is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Means {
+enum SyscallPath {
     Libc,
-    BySyscall,
-    Instruction,
+    SyscallFunction,
+    InlineSyscall,
 }
 
-impl Means {
-    const ALL: [Self; 3] = [Self::Libc, Self::BySyscall, Self::Instruction];
+impl SyscallPath {
+    const ALL: [Self; 3] = [Self::Libc, Self::SyscallFunction, Self::InlineSyscall];
 
     /// Makes the call, which must succeed; returns the result.
     ///
@@ -69,8 +69,8 @@ impl Means {
         // SAFETY: the caller promises what the call requires of its arguments, whichever way the call is made.
         let result = unsafe {
             match (self, number) {
-                (Self::Instruction, _) => by_instruction(number, arguments),
-                (Self::BySyscall, _) => {
+                (Self::InlineSyscall, _) => inline_syscall(number, arguments),
+                (Self::SyscallFunction, _) => {
                     libc::syscall(number, first, second, third, fourth, fifth, sixth) as isize
                 }
                 (Self::Libc, libc::SYS_munmap) => libc::munmap(at, second) as isize,
@@ -87,15 +87,15 @@ impl Means {
             }
         };
         usize::try_from(result).unwrap_or_else(|_| {
-            panic!("call {number} by {self:?}: {result} errno {}", plain::errno());
+            panic!("call {number} by {self:?}: {result} errno {}", oracle::errno());
         })
     }
 
-    fn give_back(self, buffer: &mut Buffer, at: usize, len: usize) {
+    fn discard(self, buffer: &mut Buffer, at: usize, len: usize) {
         let start = buffer.at(at).expose_provenance();
         // SAFETY: whole pages of the buffer, whose bytes are to be zeroes.
         unsafe { self.call(libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) };
-        buffer.received(at, &vec![0; len]);
+        buffer.note_received(at, &vec![0; len]);
     }
 
     fn unmap(self, start: *mut u8, len: usize) {
@@ -108,7 +108,8 @@ impl Means {
         let flags = (flags | libc::MAP_FIXED) as usize;
         let at = start.expose_provenance();
         // SAFETY: the range is the caller's, who wants what is there to go.
-        let mapped = unsafe { self.call(libc::SYS_mmap, [at, len, ACCESS as usize, flags, fd as usize, 0]) };
+        let mapped =
+            unsafe { self.call(libc::SYS_mmap, [at, len, READ_WRITE as usize, flags, fd as usize, 0]) };
         assert_eq!(mapped, at, "mmap with MAP_FIXED");
     }
 
@@ -122,7 +123,7 @@ impl Means {
 
 fn mapping(len: usize) -> *mut u8 {
     // SAFETY: at an address of the kernel's choice.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), len, ACCESS, PRIVATE, -1, 0) };
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), len, READ_WRITE, PRIVATE, -1, 0) };
     assert_ne!(start, libc::MAP_FAILED, "mmap of {len} bytes");
     start.cast()
 }
@@ -130,13 +131,13 @@ fn mapping(len: usize) -> *mut u8 {
 const STATIC_BYTES: usize = 2 * MIB;
 
 /// Not aligned: other static data share the first and last page.
-struct Area(UnsafeCell<[u8; STATIC_BYTES]>);
+struct StaticArea(UnsafeCell<[u8; STATIC_BYTES]>);
 // SAFETY: reached only through the one buffer that a scenario makes of each.
-unsafe impl Sync for Area {}
-static FIRST: Area = Area(UnsafeCell::new([0; STATIC_BYTES]));
-static SECOND: Area = Area(UnsafeCell::new([0; STATIC_BYTES]));
+unsafe impl Sync for StaticArea {}
+static FIRST: StaticArea = StaticArea(UnsafeCell::new([0; STATIC_BYTES]));
+static SECOND: StaticArea = StaticArea(UnsafeCell::new([0; STATIC_BYTES]));
 
-fn static_area(area: &'static Area) -> Buffer {
+fn static_area(area: &'static StaticArea) -> Buffer {
     // SAFETY: one buffer for each area in a process.
     unsafe { Buffer::over(area.0.get().cast(), STATIC_BYTES) }
 }
@@ -227,12 +228,12 @@ fn given_back_by_instruction(seed: u64) {
     let (mut first, mut second) =
         (Buffer::new(Origin::Mapped, 2 * MIB), Buffer::new(Origin::Mapped, 2 * MIB));
     for round in 0..6 {
-        for means in Means::ALL {
+        for path in SyscallPath::ALL {
             feeder.receive(InputCall::Recv, &mut first, 5000, MIB);
             second.copy_from(CopyCall::Memcpy, 17, &first, 5000, MIB);
             // A part of the range, a superset of it, its first page.
             let (at, pages) = [(8, 100), (0, 400), (1, 1)][round % 3];
-            means.give_back(&mut first, at * PAGE, pages * PAGE);
+            path.discard(&mut first, at * PAGE, pages * PAGE);
             // The copy reads pages that nothing has touched yet.
             let copy = Buffer::copy_of(CopyCall::Memcpy, &first, 3, MIB);
             check(&[&copy, &first, &second], "with pages given back");
@@ -245,11 +246,11 @@ fn given_back_by_instruction(seed: u64) {
             let start = second.at(16 * PAGE).expose_provenance();
             // SAFETY: whole pages of the buffer, whose bytes are not used afterwards.
             unsafe {
-                means.call(libc::SYS_madvise, [start, 40 * PAGE, libc::MADV_FREE as usize, 0, 0, 0]);
+                path.call(libc::SYS_madvise, [start, 40 * PAGE, libc::MADV_FREE as usize, 0, 0, 0]);
                 for page in 16..56 {
                     let (found, kept) = (second.at(page * PAGE), second.mirror_at(page * PAGE));
-                    if plain::first_difference(found, kept, PAGE).is_some() {
-                        second.received(page * PAGE, &[0; PAGE]);
+                    if oracle::first_difference(found, kept, PAGE).is_some() {
+                        second.note_received(page * PAGE, &[0; PAGE]);
                     }
                 }
             }
@@ -263,9 +264,9 @@ fn given_back_by_instruction(seed: u64) {
 fn moved_by_instruction(seed: u64) {
     const LEN: usize = 640 * 1024;
     let mut feeder = Feeder::new(seed);
-    let source = feeder.copied(LEN);
+    let source = feeder.copied_buffer(LEN);
     for round in 0..6 {
-        for means in Means::ALL {
+        for path in SyscallPath::ALL {
             let (here, there) = (mapping(MIB), mapping(MIB));
             // SAFETY: the mapping is this buffer's alone.
             let mut buffer = unsafe { Buffer::over(here, MIB) };
@@ -279,12 +280,12 @@ fn moved_by_instruction(seed: u64) {
                 let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
                 let (from, to) = (buffer.at(first * PAGE).expose_provenance(), there.add(5 * PAGE));
                 let len = pages * PAGE;
-                let moved = means.call(libc::SYS_mremap, [from, len, len, flags, to.expose_provenance(), 0]);
+                let moved = path.call(libc::SYS_mremap, [from, len, len, flags, to.expose_provenance(), 0]);
                 assert_eq!(moved, to.addr(), "mremap");
-                let wrong = plain::first_difference(to, buffer.mirror_at(first * PAGE), len);
-                assert_eq!(wrong, None, "what was moved, by {means:?}");
-                means.map_over(buffer.at(first * PAGE), len, PRIVATE, -1);
-                buffer.received(first * PAGE, &vec![0; len]);
+                let wrong = oracle::first_difference(to, buffer.mirror_at(first * PAGE), len);
+                assert_eq!(wrong, None, "what was moved, by {path:?}");
+                path.map_over(buffer.at(first * PAGE), len, PRIVATE, -1);
+                buffer.note_received(first * PAGE, &vec![0; len]);
                 buffer.check_all("with a part moved away and mapped anew");
                 let mut moved = Buffer::over(to, len);
                 feeder.receive(InputCall::Recv, &mut moved, 1000, 300_000);
@@ -294,8 +295,8 @@ fn moved_by_instruction(seed: u64) {
                 feeder.send(OutputCall::Send, &moved, 0, 300_000);
                 check(&[&buffer, &moved], "received and copied in both places");
             }
-            means.unmap(here, MIB);
-            means.unmap(there, MIB);
+            path.unmap(here, MIB);
+            path.unmap(there, MIB);
         }
     }
     source.check_all("what all were copies of");
@@ -307,7 +308,7 @@ fn memory_file(bytes: &[u8]) -> c_int {
     unsafe {
         let file = libc::memfd_create(c"uncopy-test".as_ptr(), 0);
         assert!(file >= 0, "memory file");
-        assert_eq!(plain::raw_write(file, bytes.as_ptr(), bytes.len()), Ok(bytes.len()));
+        assert_eq!(oracle::raw_write(file, bytes.as_ptr(), bytes.len()), Ok(bytes.len()));
         file
     }
 }
@@ -315,10 +316,10 @@ fn memory_file(bytes: &[u8]) -> c_int {
 /// Mappings that are replaced by other kinds at the same address.
 fn unmapped_and_mapped_again(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let file_bytes: Vec<u8> = (0..MIB).map(|at| plain::stream_byte(seed, at)).collect();
+    let file_bytes: Vec<u8> = (0..MIB).map(|at| oracle::stream_byte(seed, at)).collect();
     let file = memory_file(&file_bytes);
     let mut other = Buffer::new(Origin::Mapped, 2 * MIB);
-    for means in Means::ALL {
+    for path in SyscallPath::ALL {
         for kind in 0..5 {
             let start = mapping(2 * MIB);
             // SAFETY: the mapping is this buffer's alone.
@@ -334,13 +335,13 @@ fn unmapped_and_mapped_again(seed: u64) {
                 _ => (libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1),
             };
             if kind == 0 {
-                means.unmap(buffer.at(at), len);
+                path.unmap(buffer.at(at), len);
                 check(&[&other], "copied from what is unmapped");
             }
-            means.map_over(buffer.at(at), len, flags, fd);
-            buffer.received(at, &vec![0; len]);
+            path.map_over(buffer.at(at), len, flags, fd);
+            buffer.note_received(at, &vec![0; len]);
             if kind == 3 {
-                buffer.received(at, &file_bytes[..len]);
+                buffer.note_received(at, &file_bytes[..len]);
             }
             if kind == 1 {
                 check(&[&buffer], "mapped over");
@@ -353,7 +354,7 @@ fn unmapped_and_mapped_again(seed: u64) {
             buffer.copy_within(CopyCall::Memmove, at + 45, at, 90 * PAGE);
             feeder.send(OutputCall::Send, &buffer, 200_000, 500_000);
             check(&[&buffer, &other, &copy], "received and copied where another mapping was");
-            means.unmap(start, 2 * MIB);
+            path.unmap(start, 2 * MIB);
         }
     }
     // SAFETY: `file` was opened by this function, and nothing uses the descriptor afterwards.
@@ -365,25 +366,25 @@ fn protected(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let (mut first, mut second) = (Buffer::new(Origin::Mapped, 2 * MIB), static_area(&FIRST));
     for round in 0..4 {
-        for means in Means::ALL {
+        for path in SyscallPath::ALL {
             work(&mut feeder, &mut first, &mut second, round);
             feeder.receive(InputCall::Recv, &mut first, 10_000, MIB);
             second.copy_from(CopyCall::Memcpy, 20_000, &first, 10_000, MIB);
             let (at, len) = [(0, 2 * MIB), (10 * PAGE, 50 * PAGE)][round % 2];
-            means.protect(first.at(at), len, libc::PROT_READ);
+            path.protect(first.at(at), len, libc::PROT_READ);
             let copy = Buffer::copy_of(CopyCall::Memcpy, &first, 0, MIB);
             second.copy_from(CopyCall::Memcpy, 0, &first, 77, MIB);
             feeder.send(OutputCall::Send, &first, 0, 500_000);
             check(&[&first, &second, &copy], "while read-only");
-            if means != Means::Instruction {
+            if path != SyscallPath::InlineSyscall {
                 // The engine does not learn of pages that an instruction has protected.
                 let (_, offered) = feeder.offer(30 * PAGE);
                 let mut part = [first.part(12 * PAGE, offered)];
                 // SAFETY: the part is inside the buffer.
                 let refused = unsafe { InputCall::Recv.input(feeder.near(), &mut part, 0) };
-                println!("{means:?} {round}: receiving into read-only pages: {refused:?}");
+                println!("{path:?} {round}: receiving into read-only pages: {refused:?}");
             }
-            means.protect(first.at(at), len, ACCESS);
+            path.protect(first.at(at), len, READ_WRITE);
             check(&[&first, &second], "what was refused");
             feeder = Feeder::new(seed + round as u64);
             feeder.receive(InputCall::Recv, &mut first, 9000, 400_000);
@@ -408,7 +409,7 @@ fn generation(first: &mut Buffer, second: &mut Buffer, seed: u64, left: usize) {
         if left > 0 {
             // SAFETY: the child runs what follows and ends by _exit.
             let pid = unsafe { libc::fork() };
-            assert!(pid >= 0, "fork: errno {}", plain::errno());
+            assert!(pid >= 0, "fork: errno {}", oracle::errno());
             if pid == 0 {
                 // SAFETY: alarm(2) takes an integer; the default action ends a child that hangs.
                 unsafe { libc::alarm(40) };
@@ -421,12 +422,12 @@ fn generation(first: &mut Buffer, second: &mut Buffer, seed: u64, left: usize) {
             feeder.receive(InputCall::Recv, second, 200_000, 700_000);
             first.store(50_000, 300_000, seed);
             first.copy_within(CopyCall::Memmove, 0, 45, MIB);
-            Means::ALL[round as usize % 3].give_back(first, 128 * PAGE, 16 * PAGE);
+            SyscallPath::ALL[round as usize % 3].discard(first, 128 * PAGE, 16 * PAGE);
             check(&[first, second], "while a child lives");
             join(pid);
         }
         work(&mut feeder, first, second, round as usize);
-        Means::Instruction.give_back(first, 8 * PAGE, 80 * PAGE);
+        SyscallPath::InlineSyscall.discard(first, 8 * PAGE, 80 * PAGE);
         check(&[first, second], "at the end of a generation");
     }
 }
@@ -446,14 +447,14 @@ fn many_ranges(seed: u64) {
     let (mut first, mut second) =
         (Buffer::new(Origin::Mapped, RANGES * STRIDE), Buffer::new(Origin::Mapped, RANGES * STRIDE));
     for round in 0..2 {
-        let mut held: Vec<(usize, usize)> = Vec::new();
+        let mut ranges: Vec<(usize, usize)> = Vec::new();
         for range in 0..RANGES {
             let at = range * STRIDE + random.below(PAGE);
             let len = random.between(11 * PAGE, 15 * PAGE);
             feeder.receive(InputCall::Recv, &mut first, at, len);
-            held.push((at, len));
+            ranges.push((at, len));
             // The source was just received, or is any buffer.
-            let (from, len) = if range % 3 == 0 { held[random.below(held.len())] } else { (at, len) };
+            let (from, len) = if range % 3 == 0 { ranges[random.below(ranges.len())] } else { (at, len) };
             second.copy_from(CopyCall::Memcpy, at + random.below(PAGE), &first, from, len);
             if range % 50 == 49 {
                 let (at, len) = (random.below(range * STRIDE), STRIDE);
@@ -464,7 +465,7 @@ fn many_ranges(seed: u64) {
         if round == 0 {
             // A mapping that covers a hundred others.
             first.copy_from(CopyCall::Memcpy, 100 * STRIDE + 5, &second, 77, 100 * STRIDE);
-            Means::Instruction.give_back(&mut first, 300 * STRIDE, 100 * STRIDE);
+            SyscallPath::InlineSyscall.discard(&mut first, 300 * STRIDE, 100 * STRIDE);
         }
         check(&[&first, &second], "many ranges");
     }
@@ -497,17 +498,17 @@ fn changed_while_others_copy(seed: u64) {
                     feeder.receive(InputCall::Recv, &mut buffer, 3000 + round, 500_000);
                     kept.copy_from(CopyCall::Memcpy, 50, &buffer, 2000, 400_000);
                     if round % 3 != 0 {
-                        Means::Instruction.give_back(&mut buffer, 30 * PAGE, (round % 60 + 1) * PAGE);
+                        SyscallPath::InlineSyscall.discard(&mut buffer, 30 * PAGE, (round % 60 + 1) * PAGE);
                         check(&[&buffer], "given back");
                     }
                     if round % 4 == 0 {
-                        Means::Instruction.map_over(buffer.at(10 * PAGE), 40 * PAGE, PRIVATE, -1);
-                        buffer.received(10 * PAGE, &vec![0; 40 * PAGE]);
+                        SyscallPath::InlineSyscall.map_over(buffer.at(10 * PAGE), 40 * PAGE, PRIVATE, -1);
+                        buffer.note_received(10 * PAGE, &vec![0; 40 * PAGE]);
                     }
                     feeder.receive(InputCall::Recv, &mut buffer, 100_000, 300_000);
                     buffer.copy_within(CopyCall::Memmove, 90_000, 100_000, 300_000);
                     check(&[&buffer, &kept], "before it is unmapped");
-                    Means::Instruction.unmap(start, MIB);
+                    SyscallPath::InlineSyscall.unmap(start, MIB);
                     check(&[&kept], "after it was unmapped");
                 }
             });
@@ -540,36 +541,36 @@ fn side_by_side(seed: u64) {
                 });
             }
         });
-        Means::Libc.unmap(std::ptr::with_exposed_provenance_mut(start), SLICE * SLICES + PAGE);
+        SyscallPath::Libc.unmap(std::ptr::with_exposed_provenance_mut(start), SLICE * SLICES + PAGE);
     }
 }
 
 const STACK_BUFFER: usize = 128 * 1024;
 
 /// Uses `depth` times 16 KiB of stack, with copies and inputs on the way; returns the sum of the bytes written.
-fn deep(feeder: &mut Feeder, depth: usize) -> usize {
-    let mut room = [0u8; 16 * 1024];
+fn use_deep_stack(feeder: &mut Feeder, depth: usize) -> usize {
+    let mut array = [0u8; 16 * 1024];
     // SAFETY: the array is this buffer's alone while it lives.
-    let mut buffer = unsafe { Buffer::over(black_box(&mut room).as_mut_ptr(), 16 * 1024) };
+    let mut buffer = unsafe { Buffer::over(black_box(&mut array).as_mut_ptr(), 16 * 1024) };
     buffer.store(0, 16 * 1024, depth as u64);
     let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, 16 * 1024);
     if depth.is_multiple_of(4) {
         feeder.receive(InputCall::Recv, &mut buffer, 10, 16_000);
     }
-    let below = if depth > 0 { deep(feeder, depth - 1) } else { 0 };
+    let below = if depth > 0 { use_deep_stack(feeder, depth - 1) } else { 0 };
     buffer.copy_within(CopyCall::Memmove, 5, 0, 16_000);
     check(&[&buffer, &copy], "deep in the stack");
-    below + usize::from(black_box(&room)[depth % 100])
+    below + usize::from(black_box(&array)[depth % 100])
 }
 
 /// Another thread receives into a buffer on this stack, then this thread, with deep frames in between.
-fn on_a_stack(seed: u64) {
+fn use_stack_buffers(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for round in 0..4 {
         let lent = |feeder: &mut Feeder, by_another: bool| {
-            let mut room = [0u8; STACK_BUFFER];
+            let mut array = [0u8; STACK_BUFFER];
             // SAFETY: the array is this buffer's alone while it lives.
-            let mut buffer = unsafe { Buffer::over(black_box(&mut room).as_mut_ptr(), STACK_BUFFER) };
+            let mut buffer = unsafe { Buffer::over(black_box(&mut array).as_mut_ptr(), STACK_BUFFER) };
             let mut fill = |buffer: &mut Buffer| {
                 feeder.receive(InputCall::Recv, buffer, 50, STACK_BUFFER - 100);
                 let copy = Buffer::copy_of(CopyCall::Memcpy, buffer, 0, STACK_BUFFER);
@@ -584,31 +585,31 @@ fn on_a_stack(seed: u64) {
                 check(&[&buffer], "on a stack");
             }
             let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, STACK_BUFFER);
-            black_box(deep(feeder, 4));
+            black_box(use_deep_stack(feeder, 4));
             check(&[&copy, &buffer], "on a stack, later");
             feeder.receive(InputCall::Read, &mut buffer, 0, STACK_BUFFER);
             check(&[&buffer], "on a stack, once more");
         };
         black_box(&lent)(&mut feeder, true);
-        black_box(deep(&mut feeder, 20));
+        black_box(use_deep_stack(&mut feeder, 20));
         black_box(&lent)(&mut feeder, false);
-        black_box(deep(&mut feeder, 30));
+        black_box(use_deep_stack(&mut feeder, 30));
     }
 }
 
 /// Buffers on the stacks of the first thread and of others.
 fn stack_buffers(seed: u64) {
-    on_a_stack(seed);
+    use_stack_buffers(seed);
     std::thread::scope(|scope| {
         for number in 0..3 {
             let thread = std::thread::Builder::new().stack_size(4 * MIB);
-            thread.spawn_scoped(scope, move || on_a_stack(seed + 10 * number)).expect("a thread");
+            thread.spawn_scoped(scope, move || use_stack_buffers(seed + 10 * number)).expect("a thread");
         }
     });
 }
 
 /// Reads the next line of standard input.
-fn told() -> String {
+fn read_line() -> String {
     std::io::stdout().flush().expect("output");
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).expect("input");
@@ -616,16 +617,16 @@ fn told() -> String {
 }
 
 /// Holds views in the heap and in its own mappings until a line arrives; then checks all and works on.
-fn until_told(seed: u64) {
+fn step_on_input(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let (mut mapped, mut fixed) = (Buffer::new(Origin::Mapped, 2 * MIB), static_area(&FIRST));
-    let mut received = feeder.received(MIB);
+    let mut received = feeder.received_buffer(MIB);
     let mut heap = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB);
     feeder.receive(InputCall::Recv, &mut mapped, 5000, MIB);
     fixed.copy_from(CopyCall::Memcpy, 100, &mapped, 5000, MIB);
     println!("ready");
     for round in 0.. {
-        if told() != "go on" {
+        if read_line() != "go on" {
             break;
         }
         check(&[&mapped, &fixed, &received, &heap], "when told");
@@ -633,14 +634,14 @@ fn until_told(seed: u64) {
         heap.copy_from(CopyCall::Memcpy, 45, &received, 0, MIB - 45);
         mapped.copy_from(CopyCall::Memcpy, 0, &heap, 0, MIB);
         work(&mut feeder, &mut mapped, &mut fixed, round);
-        feeder.copied(3 * MIB).check_all("afterwards");
+        feeder.copied_buffer(3 * MIB).check_all("afterwards");
         check(&[&mapped, &fixed, &received, &heap], "afterwards");
         println!("fine {round}");
     }
 }
 
-/// Works as `until_told` does while threads receive and copy without a pause.
-fn busy_until_told(seed: u64) {
+/// Works as `step_on_input` does while threads receive and copy without a pause.
+fn busy_step_on_input(seed: u64) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for number in 0..3 {
@@ -657,16 +658,16 @@ fn busy_until_told(seed: u64) {
                 }
             });
         }
-        let done = catch_unwind(AssertUnwindSafe(|| until_told(seed)));
+        let done = catch_unwind(AssertUnwindSafe(|| step_on_input(seed)));
         stop.store(true, Ordering::Relaxed);
         done.expect("checked");
     });
 }
 
 /// Waits without having received anything.
-fn idle_until_told() {
+fn idle_until_input() {
     println!("ready");
-    told();
+    read_line();
 }
 
 fn main() {
@@ -684,9 +685,9 @@ fn main() {
         "many_ranges" => many_ranges(seed),
         "changed_while_others_copy" => changed_while_others_copy(seed),
         "stack_buffers" => stack_buffers(seed),
-        "until_told" => until_told(seed),
-        "busy_until_told" => busy_until_told(seed),
-        "idle_until_told" => idle_until_told(),
+        "step_on_input" => step_on_input(seed),
+        "busy_step_on_input" => busy_step_on_input(seed),
+        "idle_until_input" => idle_until_input(),
         other => panic!("unknown scenario {other}"),
     }
 }

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
-use uncopy_tests::forked::{child, child_of, wait, wait_within};
+use uncopy_tests::forked::{fork_child, fork_child_by, wait, wait_within};
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain;
+use uncopy_tests::oracle;
 use uncopy_tests::random::Random;
 
 const MIB: usize = 1 << 20;
@@ -39,7 +39,7 @@ fn join_with(pid: libc::pid_t, expected: c_int) {
 
 /// A received megabyte and three copies of it, one shifted.
 fn four_buffers(feeder: &mut Feeder) -> Vec<Buffer> {
-    let received = feeder.received(MIB);
+    let received = feeder.received_buffer(MIB);
     let mut buffers = vec![
         Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB),
         Buffer::copy_of(CopyCall::Memmove, &received, 45, MIB - 45),
@@ -78,7 +78,7 @@ fn child_overwrites_what_parent_keeps(seed: u64) {
     let mut buffers = four_buffers(&mut feeder);
     for round in 0..5 {
         let (mut gate, mut opener) = std::io::pipe().expect("pipe");
-        let pid = child(|| {
+        let pid = fork_child(|| {
             gate.read_exact(&mut [0]).expect("the parent opens");
             work_in_child(&mut buffers, seed + round);
         });
@@ -103,32 +103,32 @@ fn bare_fork(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut buffers = four_buffers(&mut feeder);
     for round in 0..3 {
-        let pid = child_of(_Fork, || work_in_child(&mut buffers, seed + round));
+        let pid = fork_child_by(_Fork, || work_in_child(&mut buffers, seed + round));
         feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
         join(pid);
         check(&buffers, "in the parent");
     }
 }
 
-fn pid(result: libc::c_long) -> libc::pid_t {
+fn to_pid(result: libc::c_long) -> libc::pid_t {
     libc::pid_t::try_from(result).expect("a process id")
 }
 
 unsafe extern "C" fn fork_by_number() -> libc::pid_t {
     // SAFETY: fork(2) takes no arguments; callers let the child work on its copy and end by _exit.
-    pid(unsafe { libc::syscall(libc::SYS_fork) })
+    to_pid(unsafe { libc::syscall(libc::SYS_fork) })
 }
 
 unsafe extern "C" fn clone_by_number() -> libc::pid_t {
     // SAFETY: clone(2) with no flag but the signal is fork(2); callers let the child end by _exit.
-    pid(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })
+    to_pid(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })
 }
 
 /// The child shares the table of descriptors with its parent.
 unsafe extern "C" fn clone_with_shared_descriptors() -> libc::pid_t {
     let flags = libc::SIGCHLD | libc::CLONE_FILES | libc::CLONE_FS;
     // SAFETY: the child has its own memory and a copy of this stack.
-    pid(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })
+    to_pid(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })
 }
 
 unsafe extern "C" fn clone3_by_number() -> libc::pid_t {
@@ -136,7 +136,7 @@ unsafe extern "C" fn clone3_by_number() -> libc::pid_t {
     let mut arguments = [0u64; 8];
     arguments[4] = u64::from(libc::SIGCHLD.cast_unsigned());
     // SAFETY: the structure has the size that is passed.
-    pid(unsafe { libc::syscall(libc::SYS_clone3, arguments.as_ptr(), size_of_val(&arguments)) })
+    to_pid(unsafe { libc::syscall(libc::SYS_clone3, arguments.as_ptr(), size_of_val(&arguments)) })
 }
 
 const FORKS_BY_NUMBER: [unsafe extern "C" fn() -> libc::pid_t; 4] =
@@ -147,19 +147,19 @@ fn forks_by_number(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut buffers = four_buffers(&mut feeder);
     for (round, fork) in FORKS_BY_NUMBER.into_iter().enumerate() {
-        let pid = child_of(fork, || work_in_child(&mut buffers, seed + round as u64));
+        let pid = fork_child_by(fork, || work_in_child(&mut buffers, seed + round as u64));
         feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
         check(&buffers, "in the parent while the child lives");
         join(pid);
-        let copy = feeder.copied(MIB);
+        let copy = feeder.copied_buffer(MIB);
         copy.check_all("copied after the child");
         check(&buffers, "in the parent");
     }
     // A fork that must fail, with an errno.
-    plain::set_errno(0);
+    oracle::set_errno(0);
     // SAFETY: the kernel refuses CLONE_NEWNS with CLONE_FS (clone(2)), so no child is made.
     let refused = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_NEWNS | libc::CLONE_FS, 0, 0, 0, 0) };
-    println!("refused: {refused} errno {}", plain::errno());
+    println!("refused: {refused} errno {}", oracle::errno());
     check(&buffers, "after a clone that was refused");
 }
 
@@ -173,7 +173,7 @@ fn forks_by_number_among_threads(seed: u64) {
                 let mut feeder = Feeder::new(seed + 50 + number);
                 let mut random = Random::new(seed + number);
                 while !stop.load(Ordering::Relaxed) {
-                    let copy = feeder.copied(random.length(MIB).max(50_000));
+                    let copy = feeder.copied_buffer(random.length(MIB).max(50_000));
                     let small = vec![1u8; random.between(1, 30_000)];
                     copy.check_sparsely(&mut random, "in a thread");
                     drop(std::hint::black_box(small));
@@ -187,20 +187,20 @@ fn forks_by_number_among_threads(seed: u64) {
         for (round, fork) in forks.iter().cycle().take(20).enumerate() {
             // SAFETY: such a child may only make system calls and use its own memory.
             let pid = unsafe { std::hint::black_box(*fork)() };
-            assert!(pid >= 0, "fork: errno {}", plain::errno());
+            assert!(pid >= 0, "fork: errno {}", oracle::errno());
             if pid == 0 {
                 let mut status = 0;
                 for buffer in &buffers {
                     // SAFETY: the buffer and its mirror have `buffer.len()` bytes each.
                     let wrong = unsafe {
-                        plain::first_difference(buffer.at(0), buffer.mirror_at(0), buffer.len()).is_some()
+                        oracle::first_difference(buffer.at(0), buffer.mirror_at(0), buffer.len()).is_some()
                     };
                     status |= i32::from(wrong);
                 }
                 // SAFETY: a copy between two live buffers of a megabyte at least.
                 unsafe {
                     CopyCall::Memcpy.copy(buffers[0].at(0), buffers[3].at(0), MIB - 45);
-                    let same = plain::first_difference(buffers[0].at(0), buffers[3].mirror_at(0), MIB - 45);
+                    let same = oracle::first_difference(buffers[0].at(0), buffers[3].mirror_at(0), MIB - 45);
                     status |= i32::from(same.is_some()) << 1;
                     libc::syscall(libc::SYS_exit_group, status);
                 }
@@ -214,25 +214,25 @@ fn forks_by_number_among_threads(seed: u64) {
 }
 
 /// Arguments of a child made by `clone`.
-struct Clones<'a> {
+struct CloneArguments<'a> {
     buffers: &'a mut Vec<Buffer>,
     seed: u64,
-    way: u64,
-    outside: *const u8,
+    ending: u64,
+    parent_stack: *const u8,
 }
 
 /// Function of a child made by `clone`: checks and changes the child's memory and ends in one of three ways.
-extern "C" fn in_a_clone(argument: *mut c_void) -> c_int {
+extern "C" fn clone_main(argument: *mut c_void) -> c_int {
     // SAFETY: the parent passes one, of which this process has a copy.
-    let clones = unsafe { &mut *argument.cast::<Clones>() };
+    let arguments = unsafe { &mut *argument.cast::<CloneArguments>() };
     let local = 0u8;
-    let on_own_stack = (&raw const local).addr().abs_diff(clones.outside.addr()) > MIB / 2;
-    let work = || work_in_child(clones.buffers, clones.seed);
+    let on_own_stack = (&raw const local).addr().abs_diff(arguments.parent_stack.addr()) > MIB / 2;
+    let work = || work_in_child(arguments.buffers, arguments.seed);
     let wrong = catch_unwind(AssertUnwindSafe(work)).is_err() || !on_own_stack;
-    let status = if wrong { 1 } else { 40 + c_int::try_from(clones.way).expect("small") };
+    let status = if wrong { 1 } else { 40 + c_int::try_from(arguments.ending).expect("small") };
     // SAFETY: both calls take a status and end this process; nothing of its memory is used afterwards.
     unsafe {
-        match clones.way {
+        match arguments.ending {
             0 => {}
             1 => libc::_exit(status),
             _ => {
@@ -247,40 +247,41 @@ extern "C" fn in_a_clone(argument: *mut c_void) -> c_int {
 fn clones_with_memory_of_their_own(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut buffers = four_buffers(&mut feeder);
-    let stack = plain::PlainBytes::new(2 * MIB);
-    for way in 0..3 {
+    let stack = oracle::OracleBytes::new(2 * MIB);
+    for ending in 0..3 {
         for extra in [0, libc::CLONE_FILES, libc::CLONE_PARENT_SETTID] {
             let local = 0u8;
             let mut tid: libc::pid_t = 0;
-            let mut clones = Clones { buffers: &mut buffers, seed, way, outside: &raw const local };
-            let argument = (&raw mut clones).cast();
+            let mut arguments =
+                CloneArguments { buffers: &mut buffers, seed, ending, parent_stack: &raw const local };
+            let argument = (&raw mut arguments).cast();
             // SAFETY: the child has the upper half of the stack and a copy of everything else.
             let pid = unsafe {
                 libc::clone(
-                    in_a_clone,
+                    clone_main,
                     stack.at(2 * MIB).cast(),
                     libc::SIGCHLD | extra,
                     argument,
                     &raw mut tid,
                 )
             };
-            assert!(pid > 0, "clone: errno {}", plain::errno());
+            assert!(pid > 0, "clone: errno {}", oracle::errno());
             assert_eq!(tid, if extra == libc::CLONE_PARENT_SETTID { pid } else { 0 });
             feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
-            join_with(pid, 40 + c_int::try_from(way).expect("small"));
+            join_with(pid, 40 + c_int::try_from(ending).expect("small"));
             check(&buffers, "in the parent of a clone");
         }
     }
     // SAFETY: clone(2) of glibc refuses a null stack with EINVAL, so no child is made.
     let refused =
-        unsafe { libc::clone(in_a_clone, std::ptr::null_mut(), libc::SIGCHLD, std::ptr::null_mut()) };
-    println!("without a stack: {refused} errno {}", plain::errno());
+        unsafe { libc::clone(clone_main, std::ptr::null_mut(), libc::SIGCHLD, std::ptr::null_mut()) };
+    println!("without a stack: {refused} errno {}", oracle::errno());
 }
 
 /// Children of children, each with more changes.
 fn generations(seed: u64) {
     fn descend(buffers: &mut [Buffer], seed: u64, depth: usize) {
-        let pid = child(|| {
+        let pid = fork_child(|| {
             check(buffers, "in a descendant");
             let mut feeder = Feeder::new(seed + depth as u64);
             feeder.receive(InputCall::Recvmsg, &mut buffers[depth % 4], 0, 500_000);
@@ -303,13 +304,13 @@ fn daemon(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut buffers = four_buffers(&mut feeder);
     let (mut result, mut report) = std::io::pipe().expect("pipe");
-    let pid = child(|| {
+    let pid = fork_child(|| {
         // SAFETY: setsid and alarm take integers; the alarm ends a daemon that hangs.
         unsafe {
             libc::setsid();
             libc::alarm(30);
         }
-        child(|| {
+        fork_child(|| {
             work_in_child(&mut buffers, seed);
             report.write_all(b"done").expect("report");
         });
@@ -351,7 +352,7 @@ fn fork_among_threads(seed: u64) {
         let mut buffers = four_buffers(&mut feeder);
         for round in 0..25 {
             let before = rounds.load(Ordering::Relaxed);
-            let pid = child(|| work_in_child(&mut buffers, seed + round));
+            let pid = fork_child(|| work_in_child(&mut buffers, seed + round));
             feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
             join(pid);
             check(&buffers, "in the forking thread");
@@ -379,8 +380,8 @@ fn other_programs(seed: u64) {
             let got = libc::fread(buffers[0].at(5).cast(), 1, 300_000, stream);
             assert_eq!((got, libc::pclose(stream)), (300_000, 0), "popen");
         }
-        let zeroes = plain::PlainBytes::new(300_000);
-        buffers[0].received(5, zeroes.slice(0, 300_000));
+        let zeroes = oracle::OracleBytes::new(300_000);
+        buffers[0].note_received(5, zeroes.slice(0, 300_000));
         let mut cat = std::process::Command::new("/bin/cat")
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
@@ -410,7 +411,7 @@ fn other_programs(seed: u64) {
             assert_eq!(output.read(&mut [0; 16]).expect("end"), 0, "more than was written");
         });
         assert!(cat.wait().expect("cat").success());
-        target.received(0, source.mirror(0, 700_000));
+        target.note_received(0, source.mirror(0, 700_000));
         check(&buffers, "after other programs");
         feeder.receive(InputCall::Recv, &mut buffers[3], 0, MIB);
     }
@@ -435,18 +436,18 @@ extern "C" fn copy_in_shared_memory(_argument: *mut c_void) -> c_int {
 fn child_that_shares_memory(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for _ in 0..5 {
-        let source = feeder.copied(MIB);
-        let mut target = feeder.copied(MIB);
-        let stack = plain::PlainBytes::new(MIB);
+        let source = feeder.copied_buffer(MIB);
+        let mut target = feeder.copied_buffer(MIB);
+        let stack = oracle::OracleBytes::new(MIB);
         SHARED_SOURCE.store(source.at(0), Ordering::Relaxed);
         SHARED_TARGET.store(target.at(0), Ordering::Relaxed);
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         // SAFETY: the child has a stack of its own and the parent waits until it ends.
         let pid =
             unsafe { libc::clone(copy_in_shared_memory, stack.at(MIB).cast(), flags, std::ptr::null_mut()) };
-        assert!(pid > 0, "clone: errno {}", plain::errno());
+        assert!(pid > 0, "clone: errno {}", oracle::errno());
         join(pid);
-        target.received(0, source.mirror(0, MIB));
+        target.note_received(0, source.mirror(0, MIB));
         source.check_all("read by a child in shared memory");
         target.check_all("copied by a child in shared memory");
     }
@@ -478,12 +479,12 @@ fn fork_handlers_touch_buffers(seed: u64) {
     assert_eq!(registered, 0, "pthread_atfork");
     let mut feeder = Feeder::new(seed);
     for round in 0..5 {
-        let source = feeder.copied(MIB);
-        let mut target = feeder.copied(MIB);
+        let source = feeder.copied_buffer(MIB);
+        let mut target = feeder.copied_buffer(MIB);
         SHARED_SOURCE.store(source.at(0), Ordering::Relaxed);
         SHARED_TARGET.store(target.at(0), Ordering::Relaxed);
-        target.received(0, source.mirror(0, MIB / 2));
-        let pid = child(|| {
+        target.note_received(0, source.mirror(0, MIB / 2));
+        let pid = fork_child(|| {
             source.check_all("source in the child");
             target.check_all("target in the child");
             let mut buffers = four_buffers(&mut Feeder::new(seed + 1));
@@ -501,7 +502,7 @@ fn fork_handlers_touch_buffers(seed: u64) {
 fn ways_to_end(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut buffers = four_buffers(&mut feeder);
-    for way in 0..3 {
+    for ending in 0..3 {
         // SAFETY: the child ends below in one of three ways.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -509,7 +510,7 @@ fn ways_to_end(seed: u64) {
             feeder.receive(InputCall::Recv, &mut buffers[0], 0, 400_000);
             // SAFETY: the first two calls take integers; execl(3) gets NUL-terminated strings and a null.
             unsafe {
-                match way {
+                match ending {
                     0 => libc::exit(0),
                     1 => {
                         libc::raise(libc::SIGKILL);
@@ -522,8 +523,8 @@ fn ways_to_end(seed: u64) {
                 libc::_exit(9);
             }
         }
-        assert_eq!(wait(pid), if way == 1 { libc::SIGKILL } else { 0 }, "way {way}");
-        let mut own = Feeder::new(seed + way);
+        assert_eq!(wait(pid), if ending == 1 { libc::SIGKILL } else { 0 }, "way {ending}");
+        let mut own = Feeder::new(seed + ending);
         own.receive(InputCall::Recv, &mut buffers[1], 0, MIB - 45);
         check(&buffers, "in the parent");
     }
@@ -533,13 +534,13 @@ fn ways_to_end(seed: u64) {
 extern "C-unwind" fn fork_and_end(by_exit: *mut c_void) -> *mut c_void {
     // SAFETY: parent and child each use their own copy of the memory.
     let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork: errno {}", plain::errno());
+    assert!(pid >= 0, "fork: errno {}", oracle::errno());
     if pid == 0 {
         let mut feeder = Feeder::new(77);
-        let received = feeder.copied(MIB);
+        let received = feeder.copied_buffer(MIB);
         std::thread::spawn(move || {
             received.check_all("behind the first thread");
-            feeder.copied(MIB).check_all("received behind the first thread");
+            feeder.copied_buffer(MIB).check_all("received behind the first thread");
         });
         if !by_exit.is_null() {
             // SAFETY: no object with a destructor is alive in this thread.

@@ -33,7 +33,7 @@ fn action(handler: usize, flags: c_int) -> libc::sigaction {
 }
 
 /// Installs `new` if there is one; returns the previous action.
-fn exchange(signal: c_int, new: Option<&libc::sigaction>) -> libc::sigaction {
+fn replace_action(signal: c_int, new: Option<&libc::sigaction>) -> libc::sigaction {
     let mut old = action(0, 0);
     let new = new.map_or(std::ptr::null(), |new| &raw const *new);
     // SAFETY: `new` is null or points to an initialized sigaction; `old` is a local that the call may write.
@@ -76,8 +76,8 @@ extern "C" fn with_info(_signal: c_int, _info: *mut libc::siginfo_t, _context: *
 /// Copies a viewed buffer back and forth until `is_done`; checks all of it at the end.
 fn copy_until(seed: u64, is_done: impl Fn() -> bool) {
     let mut feeder = Feeder::new(seed);
-    let source = feeder.copied(MIB);
-    let mut target = feeder.copied(MIB);
+    let source = feeder.copied_buffer(MIB);
+    let mut target = feeder.copied_buffer(MIB);
     let mut rounds = 0usize;
     while !is_done() || rounds < 100 {
         target.copy_from(CopyCall::Memcpy, 0, &source, 0, MIB);
@@ -94,29 +94,29 @@ fn actions_as_installed(seed: u64) {
     copy_until(seed, || true);
     let (plain, info) = (simple as *const () as usize, with_info as *const () as usize);
     let signal = libc::SIGUSR1;
-    let mut given = action(info, libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_NODEFER);
+    let mut new_action = action(info, libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_NODEFER);
     // SAFETY: `sa_mask` is an initialized set of a local variable; SIGHUP is a valid signal.
-    unsafe { libc::sigaddset(&raw mut given.sa_mask, libc::SIGHUP) };
-    describe("at first", &exchange(signal, Some(&given)));
-    describe("with information", &exchange(signal, None));
-    describe("replaced", &exchange(signal, Some(&action(plain, libc::SA_ONSTACK))));
-    describe("on a stack", &exchange(signal, Some(&exchange(signal, None))));
-    describe("given back", &exchange(signal, None));
+    unsafe { libc::sigaddset(&raw mut new_action.sa_mask, libc::SIGHUP) };
+    describe("at first", &replace_action(signal, Some(&new_action)));
+    describe("with information", &replace_action(signal, None));
+    describe("replaced", &replace_action(signal, Some(&action(plain, libc::SA_ONSTACK))));
+    describe("on a stack", &replace_action(signal, Some(&replace_action(signal, None))));
+    describe("given back", &replace_action(signal, None));
     // SAFETY: handlers of this program; the signals go to this thread.
     unsafe {
         println!("signal: {}", name(libc::signal(signal, info)));
-        describe("by signal", &exchange(signal, None));
+        describe("by signal", &replace_action(signal, None));
         siginterrupt(signal, 1);
-        describe("interrupting", &exchange(signal, None));
+        describe("interrupting", &replace_action(signal, None));
         println!("signal: {}", name(libc::signal(signal, plain)));
-        describe("by signal, interrupting", &exchange(signal, None));
+        describe("by signal, interrupting", &replace_action(signal, None));
         siginterrupt(signal, 0);
-        describe("not interrupting", &exchange(signal, None));
+        describe("not interrupting", &replace_action(signal, None));
         println!("signal refused: {}", name(libc::signal(libc::SIGKILL, plain)));
         println!("signal refused: {}", name(libc::signal(32, plain)));
         println!("sigset: {}", name(sigset(signal, libc::SIG_IGN)));
         println!("sigset: {}", name(sigset(signal, plain)));
-        describe("by sigset", &exchange(signal, None));
+        describe("by sigset", &replace_action(signal, None));
         println!("sigset: {}", name(sigset(signal, 2)));
         println!("sigset: {}", name(sigset(signal, info)));
         println!("sigset: {}", name(sigset(signal, plain)));
@@ -124,9 +124,9 @@ fn actions_as_installed(seed: u64) {
         println!("{} hits", HITS.load(SeqCst));
         // The first time only: uncopy blocks signals from here on.
         println!("sysv_signal: {}", name(sysv_signal(libc::SIGUSR2, plain)));
-        describe("by sysv_signal", &exchange(libc::SIGUSR2, None));
+        describe("by sysv_signal", &replace_action(libc::SIGUSR2, None));
         libc::raise(libc::SIGUSR2);
-        describe("after it", &exchange(libc::SIGUSR2, None));
+        describe("after it", &replace_action(libc::SIGUSR2, None));
         libc::raise(signal);
         println!("{} hits", HITS.load(SeqCst));
     }
@@ -138,7 +138,7 @@ static WRONG: AtomicI32 = AtomicI32::new(0);
 static IS_STOPPING: AtomicBool = AtomicBool::new(false);
 
 /// Checks that values arrive once each and in order, with the sender's pid, under the handler's mask.
-extern "C" fn numbered(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C" fn check_numbered_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's structures; the value is the sender's.
     unsafe {
         let value = info.cast::<u64>().add(3).read();
@@ -160,7 +160,7 @@ extern "C" fn numbered(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
 }
 
 /// Sends numbered signals to a thread, never more than `ahead` before the first of them is handled.
-fn number(thread: libc::pid_t, signal: c_int, count: u64, ahead: u64) {
+fn send_numbered_signals(thread: libc::pid_t, signal: c_int, count: u64, ahead: u64) {
     for value in 0..count {
         while value > NEXT.load(SeqCst) + ahead {
             std::thread::yield_now();
@@ -185,11 +185,12 @@ fn every_signal_arrives_once_in_order(seed: u64) {
     // Only one standard signal can be pending; several real-time signals can, in order.
     for (signal, ahead) in [(libc::SIGUSR1, 0), (libc::SIGRTMIN() + 4, 4)] {
         NEXT.store(0, SeqCst);
-        let mut new = action(numbered as *const () as usize, libc::SA_SIGINFO | libc::SA_RESTART);
+        let mut new =
+            action(check_numbered_signal as *const () as usize, libc::SA_SIGINFO | libc::SA_RESTART);
         // SAFETY: `sa_mask` is an initialized set of a local variable; SIGHUP is a valid signal.
         unsafe { libc::sigaddset(&raw mut new.sa_mask, libc::SIGHUP) };
-        exchange(signal, Some(&new));
-        let sender = std::thread::spawn(move || number(me, signal, COUNT, ahead));
+        replace_action(signal, Some(&new));
+        let sender = std::thread::spawn(move || send_numbered_signals(me, signal, COUNT, ahead));
         copy_until(seed, || NEXT.load(SeqCst) == COUNT);
         sender.join().expect("the sender");
         println!("{} signals, {} wrong", NEXT.load(SeqCst), WRONG.load(SeqCst));
@@ -200,7 +201,7 @@ fn every_signal_arrives_once_in_order(seed: u64) {
 /// A child that shares this memory changes its own actions, not its parent's.
 fn a_vfork_child_changes_only_its_own(seed: u64) {
     copy_until(seed, || true);
-    exchange(libc::SIGUSR1, Some(&action(simple as *const () as usize, 0)));
+    replace_action(libc::SIGUSR1, Some(&action(simple as *const () as usize, 0)));
     for handler in [libc::SIG_DFL, libc::SIG_IGN, with_info as *const () as usize] {
         // SAFETY: the child calls async-signal-safe functions only and leaves by _exit.
         unsafe {
@@ -214,7 +215,7 @@ fn a_vfork_child_changes_only_its_own(seed: u64) {
             let mut status = 0;
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
             println!("child: {status}");
-            describe("the parent's", &exchange(libc::SIGUSR1, None));
+            describe("the parent's", &replace_action(libc::SIGUSR1, None));
             libc::raise(libc::SIGUSR1);
         }
     }
@@ -234,7 +235,7 @@ struct KernelAction {
 
 /// A handler installed by the bare system call runs like any other.
 fn handlers_installed_by_the_system_call(seed: u64) {
-    exchange(libc::SIGUSR1, Some(&action(simple as *const () as usize, 0)));
+    replace_action(libc::SIGUSR1, Some(&action(simple as *const () as usize, 0)));
     copy_until(seed, || true);
     let mut installed = KernelAction::default();
     // SAFETY: the kernel's structure. With the restorer that libc uses the handler returns.
@@ -252,7 +253,7 @@ fn handlers_installed_by_the_system_call(seed: u64) {
             8,
         );
         assert_eq!(set, 0);
-        describe("installed", &exchange(libc::SIGUSR2, None));
+        describe("installed", &replace_action(libc::SIGUSR2, None));
         let process = libc::getpid();
         let sender = std::thread::spawn(move || {
             while !IS_STOPPING.load(SeqCst) {

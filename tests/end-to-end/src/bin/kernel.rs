@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, message, set_buffer_size, wait_ready};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, PlainBytes, errno};
+use uncopy_tests::oracle::{self, OracleBytes, errno};
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -29,7 +29,7 @@ fn scratch_file(name: &str) -> File {
 
 /// Fails unless the file holds the buffer's bytes at `at`.
 fn expect_file(file: &File, at: u64, buffer: &Buffer, from: usize, len: usize) {
-    let found = PlainBytes::new(len);
+    let found = OracleBytes::new(len);
     let offset = i64::try_from(at).expect("small");
     // SAFETY: `found` has room for the `len` bytes that pread(2) writes.
     let got = unsafe { libc::syscall(libc::SYS_pread64, file.as_raw_fd(), found.pointer(), len, offset) };
@@ -42,8 +42,8 @@ fn posix_aio(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let file = scratch_file("aio");
     for round in 0..10 {
-        let source = feeder.copied(MIB);
-        let mut target = feeder.copied(MIB);
+        let source = feeder.copied_buffer(MIB);
+        let mut target = feeder.copied_buffer(MIB);
         for write in [true, false] {
             let buffer = if write { source.at(0) } else { target.at(0) };
             // SAFETY: the control block lives until the request is done, as does the buffer.
@@ -63,7 +63,7 @@ fn posix_aio(seed: u64) {
                 assert_eq!((libc::aio_error(request), libc::aio_return(request)), (0, 1 << 20));
             }
         }
-        target.received(0, source.mirror(0, MIB));
+        target.note_received(0, source.mirror(0, MIB));
         source.check_all("written by aio");
         target.check_all("read by aio");
     }
@@ -128,7 +128,7 @@ impl Ring {
         entry[16..24].copy_from_slice(&buffer.expose_provenance().to_ne_bytes());
         entry[24..28].copy_from_slice(&u32::try_from(len).expect("small").to_ne_bytes());
         // SAFETY: `index` is one of the four entries of 64 bytes.
-        unsafe { plain::copy(self.entries.add(64 * index as usize), entry.as_ptr(), 64) };
+        unsafe { oracle::copy(self.entries.add(64 * index as usize), entry.as_ptr(), 64) };
         // The array of indices begins at the seventh offset.
         Self::word(self.submissions, self.offsets[6] + 4 * index).store(index, Ordering::Relaxed);
         tail.fetch_add(1, Ordering::Release);
@@ -139,13 +139,13 @@ impl Ring {
         assert_eq!(entered, 1, "io_uring_enter: errno {}", errno());
         let head = Self::word(self.completions, self.offsets[10]);
         let ready = Self::word(self.completions, self.offsets[11]).load(Ordering::Acquire);
-        let taken = head.load(Ordering::Relaxed);
-        assert_ne!(taken, ready, "no completion");
+        let head_index = head.load(Ordering::Relaxed);
+        assert_ne!(head_index, ready, "no completion");
         let mask = Self::word(self.completions, self.offsets[12]).load(Ordering::Relaxed);
         // A completion is 16 bytes; the result is its third word.
-        let result = Self::word(self.completions, self.offsets[15] + 16 * (taken & mask) + 8);
+        let result = Self::word(self.completions, self.offsets[15] + 16 * (head_index & mask) + 8);
         let result = result.load(Ordering::Acquire).cast_signed();
-        head.store(taken.wrapping_add(1), Ordering::Release);
+        head.store(head_index.wrapping_add(1), Ordering::Release);
         result
     }
 }
@@ -160,14 +160,14 @@ fn io_uring(seed: u64) {
     let file = scratch_file("ring");
     for round in 0..20 {
         let flags = if round % 2 == 0 { 0 } else { FORCE_ASYNC };
-        let source = feeder.copied(MIB);
-        let mut target = feeder.copied(MIB);
+        let source = feeder.copied_buffer(MIB);
+        let mut target = feeder.copied_buffer(MIB);
         let at = round * 4999;
         let len = MIB - 100;
         assert_eq!(ring.run(OP_WRITE, flags, &file, at, source.at(77), len), 1_048_476, "write");
         expect_file(&file, at, &source, 77, len);
         assert_eq!(ring.run(OP_READ, flags, &file, at, target.at(5), len), 1_048_476, "read");
-        target.received(5, source.mirror(77, len));
+        target.note_received(5, source.mirror(77, len));
         source.check_all("written by io_uring");
         target.check_all("read by io_uring");
     }
@@ -178,9 +178,9 @@ fn io_uring(seed: u64) {
 fn vmsplice(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let (reader, writer) = std::io::pipe().expect("pipe");
-    let wire = PlainBytes::new(65_536);
+    let wire = OracleBytes::new(65_536);
     for round in 0..10 {
-        let mut buffer = feeder.copied(400_000);
+        let mut buffer = feeder.copied_buffer(400_000);
         let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, 400_000);
         let mut done = 0;
         while done < 400_000 {
@@ -194,7 +194,7 @@ fn vmsplice(seed: u64) {
             while got < sent {
                 // SAFETY: the wire has room for `sent` bytes, and `got` is below `sent`.
                 got +=
-                    unsafe { plain::raw_read(reader.as_raw_fd(), wire.at(got), sent - got) }.expect("read");
+                    unsafe { oracle::raw_read(reader.as_raw_fd(), wire.at(got), sent - got) }.expect("read");
             }
             assert!(wire.slice(0, sent) == buffer.mirror(done, sent), "vmsplice of {done}+{sent}");
             done += sent;
@@ -246,19 +246,19 @@ fn zero_copy_sends(seed: u64) {
     assert_eq!(set, 0, "SO_ZEROCOPY");
     set_buffer_size(near.as_raw_fd(), libc::SO_SNDBUF, 4 << 20);
     let mut feeder = Feeder::new(seed);
-    let wire = PlainBytes::new(MIB);
+    let wire = OracleBytes::new(MIB);
     for call in OutputCall::WITH_FLAGS.iter().cycle().take(12) {
-        let mut buffer = feeder.copied(300_000);
+        let mut buffer = feeder.copied_buffer(300_000);
         let mut part = [buffer.part(11, 280_000)];
         // SAFETY: the part is inside the buffer, which stays until the notification.
         let sent = unsafe { call.output(near.as_raw_fd(), &mut part, libc::MSG_ZEROCOPY) }.expect("sent");
-        let sent_bytes = PlainBytes::new(sent);
+        let sent_bytes = OracleBytes::new(sent);
         // SAFETY: the mapping has room; the mirror has the range.
-        unsafe { plain::copy(sent_bytes.pointer(), buffer.mirror_at(11), sent) };
+        unsafe { oracle::copy(sent_bytes.pointer(), buffer.mirror_at(11), sent) };
         let mut got = 0;
         while got < sent {
             // SAFETY: the wire has room for `sent` bytes, and `got` is below `sent`.
-            got += unsafe { plain::raw_read(far.as_raw_fd(), wire.at(got), sent - got) }.expect("read");
+            got += unsafe { oracle::raw_read(far.as_raw_fd(), wire.at(got), sent - got) }.expect("read");
         }
         wait_for_notifications(near.as_raw_fd(), 1);
         feeder.receive(InputCall::Recv, &mut buffer, 0, 300_000);
@@ -281,10 +281,10 @@ fn appending_threads(seed: u64) {
                 let file = OpenOptions::new().append(true).open("appended").expect("file");
                 let mut feeder = Feeder::new(seed + number);
                 for record in 0..RECORDS {
-                    let mut parts = [feeder.copied(RECORD), Buffer::new(Origin::Malloc, RECORD)];
+                    let mut parts = [feeder.copied_buffer(RECORD), Buffer::new(Origin::Malloc, RECORD)];
                     // A record starts with its thread and number, from which all bytes follow.
                     parts[1].store(0, RECORD, number << 32 | record);
-                    parts[1].put(0, &(number << 32 | record).to_le_bytes());
+                    parts[1].store_bytes(0, &(number << 32 | record).to_le_bytes());
                     let [scratch, stored] = &mut parts;
                     scratch.copy_from(CopyCall::Memcpy, 0, stored, 0, RECORD);
                     let call = if record % 2 == 0 { OutputCall::Write } else { OutputCall::Writev };
@@ -309,7 +309,7 @@ fn appending_threads(seed: u64) {
         assert_eq!(name & 0xffff_ffff, next[writer], "order of records");
         next[writer] += 1;
         for (index, byte) in record.iter().enumerate().skip(8) {
-            assert_eq!(*byte, plain::stream_byte(name, index), "byte {index} of record {name:#x}");
+            assert_eq!(*byte, oracle::stream_byte(name, index), "byte {index} of record {name:#x}");
         }
     }
     assert_eq!(next, [RECORDS, RECORDS]);
@@ -331,8 +331,8 @@ fn terminal(seed: u64) {
         libc::tcsetattr(ends[1], libc::TCSANOW, &raw const settings);
     }
     let mut feeder = Feeder::new(seed);
-    let source = feeder.copied(100_000);
-    let mut target = feeder.copied(100_000);
+    let source = feeder.copied_buffer(100_000);
+    let mut target = feeder.copied_buffer(100_000);
     let mut done = 0;
     while done < 40_000 {
         let mut part = [source.part(done, 2000)];
@@ -343,7 +343,7 @@ fn terminal(seed: u64) {
             let mut part = [target.part(done + got, 60_000)];
             // SAFETY: the parts are inside the buffers.
             let now = unsafe { InputCall::Read.input(ends[1], &mut part, 0) }.expect("read");
-            target.received(done + got, source.mirror(done + got, now));
+            target.note_received(done + got, source.mirror(done + got, now));
             got += now;
         }
         done += sent;
@@ -366,7 +366,7 @@ fn request<const WORDS: usize>(fd: c_int, number: u64, mut words: [u64; WORDS]) 
 }
 
 /// Serves `faults` page faults with pages full of `value`.
-fn serve(fd: c_int, value: u8, faults: usize) {
+fn serve_faults(fd: c_int, value: u8, faults: usize) {
     let page = vec![value; 2 * PAGE];
     let source = page.as_ptr().addr().next_multiple_of(PAGE);
     for _ in 0..faults {
@@ -391,7 +391,7 @@ fn own_userfaultfd(seed: u64) {
     });
 }
 
-fn own_userfaultfd_by(seed: u64, ask: fn(c_int, u64, *mut u64) -> i64) {
+fn own_userfaultfd_by(seed: u64, ioctl: fn(c_int, u64, *mut u64) -> i64) {
     const USER_MODE_ONLY: c_int = 1;
     const VALUE: u8 = 0x5A;
     let mut feeder = Feeder::new(seed);
@@ -406,7 +406,7 @@ fn own_userfaultfd_by(seed: u64, ask: fn(c_int, u64, *mut u64) -> i64) {
         let fd = c_int::try_from(fd).expect("a descriptor");
         assert_eq!(request(fd, UFFDIO_API, [UFFD_API, 0, 0]), 0, "UFFDIO_API");
         let start = buffer.at(0).addr() as u64;
-        let registered = ask(fd, UFFDIO_REGISTER, [start, MIB as u64, MISSING, 0].as_mut_ptr());
+        let registered = ioctl(fd, UFFDIO_REGISTER, [start, MIB as u64, MISSING, 0].as_mut_ptr());
         assert_eq!(registered, 0, "UFFDIO_REGISTER: errno {}", errno());
         buffer.check_all("registered by the program");
         // Input received into registered memory must be visible unelided, too.
@@ -414,7 +414,7 @@ fn own_userfaultfd_by(seed: u64, ask: fn(c_int, u64, *mut u64) -> i64) {
         buffer.check_all("received where the program has registered");
         let kept = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
         let pages = MIB / PAGE;
-        let handler = std::thread::spawn(move || serve(fd, VALUE, pages));
+        let handler = std::thread::spawn(move || serve_faults(fd, VALUE, pages));
         // SAFETY: the buffer's own pages, which are whole.
         assert_eq!(unsafe { libc::madvise(buffer.at(0).cast(), MIB, libc::MADV_DONTNEED) }, 0, "madvise");
         for page in 0..pages {

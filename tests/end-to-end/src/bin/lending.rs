@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use libc::iovec;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, set_buffer_size, set_nonblocking, wait_ready};
 use uncopy_tests::feeder::Feeder;
-use uncopy_tests::forked::{child, wait_within};
+use uncopy_tests::forked::{fork_child, wait_within};
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, PlainBytes};
+use uncopy_tests::oracle::{self, OracleBytes};
 use uncopy_tests::random::Random;
 
 const KIB: usize = 1 << 10;
@@ -31,30 +31,30 @@ unsafe extern "C" {
 
 /// Kind of byte stream that carries a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum WireKind {
     Tcp,
     Unix,
     Pipe,
 }
 
-const KINDS: [Kind; 3] = [Kind::Tcp, Kind::Unix, Kind::Pipe];
+const KINDS: [WireKind; 3] = [WireKind::Tcp, WireKind::Unix, WireKind::Pipe];
 
 /// The program's end of a connection, and a peer that reads only when told to.
 struct Wire {
-    kind: Kind,
+    kind: WireKind,
     near: OwnedFd,
     far: OwnedFd,
     /// Bytes that the peer must receive.
-    expected: PlainBytes,
+    expected: OracleBytes,
     len: usize,
-    scratch: PlainBytes,
+    scratch: OracleBytes,
 }
 
 impl Wire {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: WireKind) -> Self {
         let (near, far) = match kind {
-            Kind::Tcp => tcp(),
-            Kind::Unix => {
+            WireKind::Tcp => tcp(),
+            WireKind::Unix => {
                 let mut ends = [0; 2];
                 // SAFETY: socketpair(2) writes two descriptors, for which `ends` has room.
                 let made =
@@ -62,7 +62,7 @@ impl Wire {
                 assert_eq!(made, 0, "socketpair");
                 ends.into()
             }
-            Kind::Pipe => {
+            WireKind::Pipe => {
                 let mut ends = [0; 2];
                 // SAFETY: the array takes two descriptors; the other call takes integers.
                 unsafe {
@@ -72,15 +72,15 @@ impl Wire {
                 (ends[1], ends[0])
             }
         };
-        if kind != Kind::Pipe {
+        if kind != WireKind::Pipe {
             // The size may be above the limit for unprivileged processes.
             set_buffer_size(near, libc::SO_SNDBUFFORCE, 4 << 20);
         }
         set_nonblocking(near, true);
         // SAFETY: both descriptors were opened by this function and have no other owner.
         let (near, far) = unsafe { (OwnedFd::from_raw_fd(near), OwnedFd::from_raw_fd(far)) };
-        let expected = PlainBytes::new(MAX_WIRE);
-        Self { kind, near, far, expected, len: 0, scratch: PlainBytes::new(MESSAGE) }
+        let expected = OracleBytes::new(MAX_WIRE);
+        Self { kind, near, far, expected, len: 0, scratch: OracleBytes::new(MESSAGE) }
     }
 
     fn near(&self) -> c_int {
@@ -101,32 +101,32 @@ impl Wire {
             // SAFETY: the part is inside the buffer.
             let sent = unsafe { call.output(self.near(), &mut parts, libc::MSG_NOSIGNAL) };
             let sent = sent.unwrap_or_else(|error| panic!("{call:?} on {:?}: errno {error}", self.kind));
-            self.note(buffer, at + done, sent);
+            self.expect_bytes(buffer, at + done, sent);
             done += sent;
         }
     }
 
     /// Appends bytes to those that the peer must receive.
-    fn note(&mut self, buffer: &Buffer, at: usize, len: usize) {
+    fn expect_bytes(&mut self, buffer: &Buffer, at: usize, len: usize) {
         assert!(self.len + len <= MAX_WIRE);
         // SAFETY: `expected` has `MAX_WIRE` bytes, as asserted; the mirror has `len` bytes at `at`.
-        unsafe { plain::copy(self.expected.at(self.len), buffer.mirror_at(at), len) };
+        unsafe { oracle::copy(self.expected.at(self.len), buffer.mirror_at(at), len) };
         self.len += len;
     }
 
     /// Has the peer read everything and compare.
-    fn arrive(&mut self, what: &str) {
+    fn check_arrival(&mut self, what: &str) {
         let mut got = 0;
         while got < self.len {
             wait_ready(self.far(), libc::POLLIN);
             let want = (self.len - got).min(MESSAGE);
             // SAFETY: `scratch` has room for `MESSAGE` bytes, and `want` is at most that.
-            let now = unsafe { plain::raw_read(self.far(), self.scratch.pointer(), want) };
+            let now = unsafe { oracle::raw_read(self.far(), self.scratch.pointer(), want) };
             let now = now.unwrap_or_else(|error| panic!("{:?}: errno {error}", self.kind));
             assert!(now > 0, "{:?}: {what}: the stream ends after {got} of {}", self.kind, self.len);
             // SAFETY: the scratch holds `now` bytes, what is expected as many.
             let wrong =
-                unsafe { plain::first_difference(self.scratch.pointer(), self.expected.at(got), now) };
+                unsafe { oracle::first_difference(self.scratch.pointer(), self.expected.at(got), now) };
             let wrong = wrong.map(|offset| got + offset);
             assert_eq!(wrong, None, "{:?}: {what}: the peer got a wrong byte (of {})", self.kind, self.len);
             got += now;
@@ -145,7 +145,7 @@ fn tcp() -> (c_int, c_int) {
 }
 
 /// Returns the calls that work on a kind of wire.
-fn calls(kind: Kind) -> &'static [OutputCall] {
+fn calls(kind: WireKind) -> &'static [OutputCall] {
     const SOCKET: &[OutputCall] = &[
         OutputCall::Write,
         OutputCall::Writev,
@@ -154,11 +154,11 @@ fn calls(kind: Kind) -> &'static [OutputCall] {
         OutputCall::Sendmsg,
         OutputCall::Sendmmsg,
     ];
-    if kind == Kind::Pipe { &SOCKET[..2] } else { SOCKET }
+    if kind == WireKind::Pipe { &SOCKET[..2] } else { SOCKET }
 }
 
 /// Sends the buffer again and again.
-fn send_often(wire: &mut Wire, buffer: &Buffer, random: &mut Random) {
+fn send_repeatedly(wire: &mut Wire, buffer: &Buffer, random: &mut Random) {
     for _ in 0..4 {
         let call = random.pick(calls(wire.kind));
         wire.send(call, buffer, 0, buffer.len());
@@ -175,14 +175,14 @@ fn change(how: usize, mut buffer: Buffer, feeder: &mut Feeder, seed: u64) -> Opt
         0 => buffer.store(0, len, seed),
         1 => buffer.set(0, len, 0xA5),
         2 => {
-            let other = feeder.received(len);
+            let other = feeder.received_buffer(len);
             buffer.copy_from(CopyCall::Memcpy, 0, &other, 0, len);
         }
         3 => feeder.receive(InputCall::Recv, &mut buffer, 0, len),
         4 => {
             drop(buffer);
             // The next owner of the pages overwrites them.
-            let others: Vec<Buffer> = (0..8).map(|_| feeder.received(len)).collect();
+            let others: Vec<Buffer> = (0..8).map(|_| feeder.received_buffer(len)).collect();
             for other in &others {
                 other.check_all("received after another was freed");
             }
@@ -207,21 +207,21 @@ fn changed_while_in_flight(seed: u64) {
         for kind in KINDS {
             let mut wire = Wire::new(kind);
             for how in 0..CHANGES {
-                let received = feeder.received(MESSAGE);
+                let received = feeder.received_buffer(MESSAGE);
                 let copy =
                     (random.one_in(2)).then(|| Buffer::copy_of(CopyCall::Memcpy, &received, 0, MESSAGE));
-                send_often(&mut wire, &received, &mut random);
+                send_repeatedly(&mut wire, &received, &mut random);
                 let changed = change(how, received, &mut feeder, seed + round);
                 if let Some(changed) = &changed {
                     changed.check_all("what was changed");
                     wire.send(OutputCall::Write, changed, 0, MESSAGE);
                 }
-                wire.arrive("changed in flight");
+                wire.check_arrival("changed in flight");
                 if let Some(copy) = copy {
                     copy.check_all("a copy of what was sent");
-                    send_often(&mut wire, &copy, &mut random);
+                    send_repeatedly(&mut wire, &copy, &mut random);
                     drop(change(how + 1, copy, &mut feeder, seed));
-                    wire.arrive("a copy changed in flight");
+                    wire.check_arrival("a copy changed in flight");
                 }
             }
         }
@@ -243,20 +243,20 @@ fn received_on_behind(seed: u64) {
             // SAFETY: the part is inside the buffer.
             let got = unsafe { InputCall::Recv.input(feeder.near(), &mut part, 0) };
             assert_eq!(got, Ok(offered));
-            buffer.received_stream(0, offered, stream, 0);
+            buffer.note_received_stream(0, offered, stream, 0);
             for _ in 0..4 {
                 let call = random.pick(calls(kind));
                 wire.send(call, &buffer, 0, first);
             }
             feeder.receive(InputCall::Recv, &mut buffer, first, 2 * MESSAGE - first);
-            wire.arrive("before the rest was received");
+            wire.check_arrival("before the rest was received");
             for _ in 0..4 {
                 let call = random.pick(calls(kind));
                 wire.send(call, &buffer, 0, 2 * MESSAGE);
             }
             drop(buffer);
-            drop(feeder.received(2 * MESSAGE));
-            wire.arrive("after the rest was received");
+            drop(feeder.received_buffer(2 * MESSAGE));
+            wire.check_arrival("after the rest was received");
         }
     }
 }
@@ -274,31 +274,31 @@ fn changed_in_parent_and_child(seed: u64) {
         for how in 0..CHANGES {
             let mut wire = Wire::new(kind);
             let mut other = Wire::new(kind);
-            let received = feeder.received(MESSAGE);
+            let received = feeder.received_buffer(MESSAGE);
             let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MESSAGE);
-            send_often(&mut wire, &received, &mut random);
+            send_repeatedly(&mut wire, &received, &mut random);
             let parts_with_child = [received, copy];
-            let pid = child(|| {
+            let pid = fork_child(|| {
                 let mut random = Random::new(seed + how as u64);
                 let mut feeder = Feeder::new(seed + 1);
                 let [received, copy] = parts_with_child;
-                send_often(&mut other, &received, &mut random);
-                send_often(&mut other, &copy, &mut random);
+                send_repeatedly(&mut other, &received, &mut random);
+                send_repeatedly(&mut other, &copy, &mut random);
                 drop(change(how, received, &mut feeder, seed + 7));
                 drop(change(how + 3, copy, &mut feeder, seed + 9));
-                other.arrive("in the child");
+                other.check_arrival("in the child");
             });
             // The peer of the child's wire must read everything; the parent continues meanwhile.
-            let [received, copy] = four_more(&mut feeder);
+            let [received, copy] = received_and_copy(&mut feeder);
             drop((received, copy));
             join(pid);
-            wire.arrive("sent before the fork");
+            wire.check_arrival("sent before the fork");
         }
     }
 }
 
-fn four_more(feeder: &mut Feeder) -> [Buffer; 2] {
-    let received = feeder.received(MESSAGE);
+fn received_and_copy(feeder: &mut Feeder) -> [Buffer; 2] {
+    let received = feeder.received_buffer(MESSAGE);
     let copy = Buffer::copy_of(CopyCall::Mempcpy, &received, 0, MESSAGE);
     [received, copy]
 }
@@ -310,24 +310,24 @@ fn changed_by_the_parent_of_a_sender(seed: u64) {
     for kind in KINDS {
         for how in 0..CHANGES {
             let mut wire = Wire::new(kind);
-            let received = feeder.received(MESSAGE);
-            send_often(&mut wire, &received, &mut random);
+            let received = feeder.received_buffer(MESSAGE);
+            send_repeatedly(&mut wire, &received, &mut random);
             let (mut gate, opener) = std::io::pipe().expect("pipe");
-            let pid = child(|| {
+            let pid = fork_child(|| {
                 let mut random = Random::new(seed);
                 let mut own = Wire::new(kind);
-                send_often(&mut own, &received, &mut random);
+                send_repeatedly(&mut own, &received, &mut random);
                 // Waits until the parent has changed its memory.
                 let mut end = [0; 1];
                 std::io::Read::read_exact(&mut gate, &mut end).expect("the parent tells");
                 received.check_all("in the child, after the parent changed its own");
-                send_often(&mut own, &received, &mut random);
-                own.arrive("from the child");
+                send_repeatedly(&mut own, &received, &mut random);
+                own.check_arrival("from the child");
             });
             drop(change(how, received, &mut feeder, seed));
             std::io::Write::write_all(&mut { opener }, b"x").expect("the child waits");
             join(pid);
-            wire.arrive("sent before the fork");
+            wire.check_arrival("sent before the fork");
         }
     }
 }
@@ -335,7 +335,7 @@ fn changed_by_the_parent_of_a_sender(seed: u64) {
 /// Threads send parts of shared buffers, and change their own; peers read late.
 fn changed_by_threads(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let common = feeder.received(MESSAGE);
+    let common = feeder.received_buffer(MESSAGE);
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let common = &common;
@@ -346,7 +346,7 @@ fn changed_by_threads(seed: u64) {
                     let kind = random.pick(&KINDS);
                     let mut wire = Wire::new(kind);
                     let own = Buffer::copy_of(CopyCall::Memcpy, common, 0, MESSAGE);
-                    let received = feeder.received(MESSAGE);
+                    let received = feeder.received_buffer(MESSAGE);
                     for _ in 0..3 {
                         let call = random.pick(calls(kind));
                         wire.send(call, common, 0, MESSAGE);
@@ -358,7 +358,7 @@ fn changed_by_threads(seed: u64) {
                     let dropping = std::thread::spawn(move || drop(received));
                     drop(change(how, own, &mut feeder, seed + round));
                     dropping.join().expect("the thread that frees");
-                    wire.arrive("sent by one of several threads");
+                    wire.check_arrival("sent by one of several threads");
                 }
             });
         }
@@ -372,10 +372,10 @@ fn slow_readers(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for kind in KINDS {
         for blocks in [false, true] {
-            let received = feeder.received(8 * MESSAGE);
+            let received = feeder.received_buffer(8 * MESSAGE);
             let mut wire = Wire::new(kind);
             set_nonblocking(wire.near(), !blocks);
-            if kind != Kind::Pipe {
+            if kind != WireKind::Pipe {
                 set_buffer_size(wire.near(), libc::SO_SNDBUF, 100_000);
             }
             let far = AtomicI32::new(wire.far());
@@ -384,20 +384,20 @@ fn slow_readers(seed: u64) {
             std::thread::scope(|scope| {
                 let (is_over, received) = (&is_over, &received);
                 let reader = scope.spawn(move || {
-                    let scratch = PlainBytes::new(MESSAGE);
+                    let scratch = OracleBytes::new(MESSAGE);
                     let far = far.load(Ordering::Relaxed);
                     let mut got = 0;
                     while got < rounds * received.len() {
                         wait_ready(far, libc::POLLIN);
                         let left = received.len() - got % received.len();
                         // SAFETY: the caller's `scratch` has room for at least 30,000 bytes.
-                        let now = unsafe { plain::raw_read(far, scratch.pointer(), left.min(30_000)) };
+                        let now = unsafe { oracle::raw_read(far, scratch.pointer(), left.min(30_000)) };
                         let now = now.expect("bytes");
                         assert!(now > 0, "{kind:?}: the stream ends after {got}");
                         // SAFETY: the scratch holds `now` bytes, the mirror as many.
                         let wrong = unsafe {
                             let expected = received.mirror_at(got % received.len());
-                            plain::first_difference(scratch.pointer(), expected, now)
+                            oracle::first_difference(scratch.pointer(), expected, now)
                         };
                         assert_eq!(wrong, None, "{kind:?}, blocking {blocks}: after {got}");
                         got += now;
@@ -412,7 +412,7 @@ fn slow_readers(seed: u64) {
                         // SAFETY: the part is inside the buffer.
                         match unsafe { call.output(wire.near(), &mut parts, libc::MSG_NOSIGNAL) } {
                             Ok(sent) => {
-                                let waits = blocks && kind != Kind::Pipe;
+                                let waits = blocks && kind != WireKind::Pipe;
                                 assert!(!waits || sent == parts[0].iov_len, "{call:?} gave up after {sent}");
                                 done += sent;
                             }
@@ -433,12 +433,12 @@ fn slow_readers(seed: u64) {
 fn peers_that_go_away(seed: u64) {
     let mut random = Random::new(seed);
     let mut feeder = Feeder::new(seed);
-    let received = feeder.received(MESSAGE);
+    let received = feeder.received_buffer(MESSAGE);
     for kind in KINDS {
         for resets in [false, true] {
             let mut wire = Wire::new(kind);
-            send_often(&mut wire, &received, &mut random);
-            if resets && kind == Kind::Tcp {
+            send_repeatedly(&mut wire, &received, &mut random);
+            if resets && kind == WireKind::Tcp {
                 let linger = libc::linger { l_onoff: 1, l_linger: 0 };
                 // SAFETY: the value lives through the call.
                 let set = unsafe {
@@ -455,20 +455,20 @@ fn peers_that_go_away(seed: u64) {
             }
             let Wire { near, far, .. } = wire;
             drop(far);
-            if kind == Kind::Tcp {
+            if kind == WireKind::Tcp {
                 wait_ready(std::os::fd::AsRawFd::as_raw_fd(&near), libc::POLLHUP);
             }
-            let mut said = Vec::new();
+            let mut results = Vec::new();
             // SIGPIPE is ignored by Rust's runtime.
             for _ in 0..3 {
                 let mut parts = [received.part(0, MESSAGE)];
                 // SAFETY: the part is inside the buffer.
-                said.push(unsafe {
+                results.push(unsafe {
                     OutputCall::Write.output(std::os::fd::AsRawFd::as_raw_fd(&near), &mut parts, 0)
                 });
             }
-            println!("{kind:?} {resets}: {said:?}");
-            assert!(said.iter().all(Result::is_err), "{said:?}");
+            println!("{kind:?} {resets}: {results:?}");
+            assert!(results.iter().all(Result::is_err), "{results:?}");
         }
     }
     received.check_all("sent to peers that went away");
@@ -496,11 +496,11 @@ extern "C-unwind" fn send_to_nobody(_argument: *mut c_void) -> *mut c_void {
 /// A thread that waits for room can be cancelled.
 fn cancelled_senders(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let received = feeder.received(MESSAGE);
-    for kind in [Kind::Tcp, Kind::Unix] {
+    let received = feeder.received_buffer(MESSAGE);
+    for kind in [WireKind::Tcp, WireKind::Unix] {
         for _ in 0..3 {
             let mut wire = Wire::new(kind);
-            send_often(&mut wire, &received, &mut Random::new(seed));
+            send_repeatedly(&mut wire, &received, &mut Random::new(seed));
             set_nonblocking(wire.near(), false);
             BLOCKED_ON.store(wire.near(), Ordering::Relaxed);
             BLOCKED_WITH.store(received.at(0).cast(), Ordering::Relaxed);
@@ -535,12 +535,12 @@ fn parts_kept_of_what_is_in_flight(seed: u64) {
     let mut kept = Vec::new();
     for _ in 0..40 {
         let mut wire = Wire::new(random.pick(&KINDS[..2]));
-        let received = feeder.received(MESSAGE);
+        let received = feeder.received_buffer(MESSAGE);
         kept.push(Buffer::copy_of(CopyCall::Memcpy, &received, 40_000, 24_000));
-        send_often(&mut wire, &received, &mut random);
+        send_repeatedly(&mut wire, &received, &mut random);
         drop(received);
-        drop(feeder.received(MESSAGE));
-        wire.arrive("of which a part is kept");
+        drop(feeder.received_buffer(MESSAGE));
+        wire.check_arrival("of which a part is kept");
     }
     for part in &kept {
         part.check_all("a part of what was in flight");
@@ -565,22 +565,22 @@ static CONSTANTS: [u8; CONSTANT_BYTES] = constants();
 fn constants_that_are_made_writable(_seed: u64) {
     let start = std::hint::black_box(&raw const CONSTANTS) as usize;
     let at = std::ptr::with_exposed_provenance_mut::<u8>(start);
-    let send = |wire: &mut Wire, expected: &PlainBytes| {
+    let send = |wire: &mut Wire, expected: &OracleBytes| {
         let mut parts = [iovec { iov_base: at.cast(), iov_len: CONSTANT_BYTES }];
         // SAFETY: the constants are as long; what is expected has room for a copy.
         unsafe {
             let sent = OutputCall::Write.output(wire.near(), &mut parts, 0);
             assert_eq!(sent, Ok(CONSTANT_BYTES), "{:?}", wire.kind);
-            plain::copy(wire.expected.at(wire.len), expected.pointer(), CONSTANT_BYTES);
+            oracle::copy(wire.expected.at(wire.len), expected.pointer(), CONSTANT_BYTES);
         }
         wire.len += CONSTANT_BYTES;
     };
-    let held = PlainBytes::new(CONSTANT_BYTES);
-    // SAFETY: `held` and the constant at `at` have `CONSTANT_BYTES` bytes each.
-    unsafe { plain::copy(held.pointer(), at, CONSTANT_BYTES) };
+    let copy = OracleBytes::new(CONSTANT_BYTES);
+    // SAFETY: `copy` and the constant at `at` have `CONSTANT_BYTES` bytes each.
+    unsafe { oracle::copy(copy.pointer(), at, CONSTANT_BYTES) };
     let mut wires: Vec<Wire> = KINDS.iter().map(|kind| Wire::new(*kind)).collect();
     for _ in 0..3 {
-        wires.iter_mut().for_each(|wire| send(wire, &held));
+        wires.iter_mut().for_each(|wire| send(wire, &copy));
     }
     // A page in the middle, twice: the second time the kernel need not replace the page.
     let page = (start + CONSTANT_BYTES / 2) / 4096 * 4096;
@@ -594,11 +594,11 @@ fn constants_that_are_made_writable(_seed: u64) {
                 pointer.add(offset).write_volatile(value);
             }
             assert_eq!(protect(libc::PROT_READ), 0, "mprotect");
-            plain::set(held.at(page - start), 4096, value);
+            oracle::set(copy.at(page - start), 4096, value);
         }
-        wires.iter_mut().for_each(|wire| send(wire, &held));
+        wires.iter_mut().for_each(|wire| send(wire, &copy));
     }
-    wires.iter_mut().for_each(|wire| wire.arrive("constants"));
+    wires.iter_mut().for_each(|wire| wire.check_arrival("constants"));
 }
 
 fn main() {

@@ -12,11 +12,11 @@ use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, errno};
+use uncopy_tests::oracle::{self, errno};
 
 const MIB: usize = 1 << 20;
 
-fn say(what: &str, result: c_int) {
+fn print_result(what: &str, result: c_int) {
     println!("{what}: {result} errno {}", if result == 0 { 0 } else { errno() });
 }
 
@@ -25,7 +25,7 @@ fn first_page(buffer: &Buffer) -> usize {
 }
 
 /// Receives, copies, sends and checks as usual.
-fn go_on(feeder: &mut Feeder, buffers: &mut [Buffer], what: &str) {
+fn use_buffers(feeder: &mut Feeder, buffers: &mut [Buffer], what: &str) {
     for buffer in buffers.iter() {
         buffer.check_all(what);
     }
@@ -48,9 +48,9 @@ fn go_on(feeder: &mut Feeder, buffers: &mut [Buffer], what: &str) {
     }
 }
 
-fn start(seed: u64) -> (Feeder, Vec<Buffer>) {
+fn make_buffers(seed: u64) -> (Feeder, Vec<Buffer>) {
     let mut feeder = Feeder::new(seed);
-    let mut buffers: Vec<Buffer> = (0..3).map(|_| feeder.copied(MIB)).collect();
+    let mut buffers: Vec<Buffer> = (0..3).map(|_| feeder.copied_buffer(MIB)).collect();
     let mut mapped = Buffer::new(Origin::Mapped, MIB);
     mapped.copy_from(CopyCall::Memcpy, 0, &buffers[0], 0, MIB);
     buffers.push(mapped);
@@ -59,62 +59,62 @@ fn start(seed: u64) -> (Feeder, Vec<Buffer>) {
 
 /// `mlock`, `mlock2` and `munlock` of buffers before and after they hold views.
 fn locked_buffers(seed: u64) {
-    let (mut feeder, mut buffers) = start(seed);
+    let (mut feeder, mut buffers) = make_buffers(seed);
     // SAFETY: locking changes no byte; the ranges are the buffers'.
     unsafe {
-        say("mlock", libc::mlock(buffers[0].at(0).cast(), MIB));
-        say("mlock2", libc::mlock2(buffers[1].at(5000).cast(), MIB / 2, libc::MLOCK_ONFAULT));
-        say("mlock of a mapping", libc::mlock(buffers[3].at(0).cast(), MIB));
+        print_result("mlock", libc::mlock(buffers[0].at(0).cast(), MIB));
+        print_result("mlock2", libc::mlock2(buffers[1].at(5000).cast(), MIB / 2, libc::MLOCK_ONFAULT));
+        print_result("mlock of a mapping", libc::mlock(buffers[3].at(0).cast(), MIB));
         let fresh = Buffer::new(Origin::Calloc, 3 * MIB);
-        say("mlock of fresh memory", libc::mlock(fresh.at(0).cast(), fresh.len()));
+        print_result("mlock of fresh memory", libc::mlock(fresh.at(0).cast(), fresh.len()));
         buffers.push(fresh);
     }
-    go_on(&mut feeder, &mut buffers, "while locked");
+    use_buffers(&mut feeder, &mut buffers, "while locked");
     // SAFETY: munlock(2) changes no byte; the ranges are the buffers'.
     unsafe {
-        say("munlock", libc::munlock(buffers[0].at(0).cast(), MIB));
-        say("munlock of what was never locked", libc::munlock(buffers[2].at(0).cast(), MIB));
+        print_result("munlock", libc::munlock(buffers[0].at(0).cast(), MIB));
+        print_result("munlock of what was never locked", libc::munlock(buffers[2].at(0).cast(), MIB));
     }
-    go_on(&mut feeder, &mut buffers, "when unlocked");
+    use_buffers(&mut feeder, &mut buffers, "when unlocked");
     buffers.swap_remove(0);
-    feeder.copied(2 * MIB).check_all("in memory that was locked before it was freed");
-    go_on(&mut feeder, &mut buffers, "later");
+    feeder.copied_buffer(2 * MIB).check_all("in memory that was locked before it was freed");
+    use_buffers(&mut feeder, &mut buffers, "later");
 }
 
 /// `mlockall` of current and future memory.
 fn all_memory_locked(seed: u64) {
-    let (mut feeder, mut buffers) = start(seed);
+    let (mut feeder, mut buffers) = make_buffers(seed);
     for flags in
         [libc::MCL_CURRENT, libc::MCL_FUTURE, libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT]
     {
         // SAFETY: mlockall(2) takes flags and changes no byte of memory.
-        say(&format!("mlockall {flags}"), unsafe { libc::mlockall(flags) });
-        go_on(&mut feeder, &mut buffers, "with all memory locked");
-        feeder.copied(3 * MIB + 77).check_all("in locked memory");
+        print_result(&format!("mlockall {flags}"), unsafe { libc::mlockall(flags) });
+        use_buffers(&mut feeder, &mut buffers, "with all memory locked");
+        feeder.copied_buffer(3 * MIB + 77).check_all("in locked memory");
     }
     // SAFETY: munlockall(2) takes no arguments and changes no byte of memory.
-    say("munlockall", unsafe { libc::munlockall() });
-    go_on(&mut feeder, &mut buffers, "with no memory locked");
+    print_result("munlockall", unsafe { libc::munlockall() });
+    use_buffers(&mut feeder, &mut buffers, "with no memory locked");
 }
 
 /// A program that locks all memory before it receives anything, as real-time programs do.
 fn locked_before_anything_else(seed: u64) {
     // SAFETY: mlockall(2) takes flags and changes no byte of memory.
-    say("mlockall", unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) });
-    let (mut feeder, mut buffers) = start(seed);
-    go_on(&mut feeder, &mut buffers, "in locked memory");
+    print_result("mlockall", unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) });
+    let (mut feeder, mut buffers) = make_buffers(seed);
+    use_buffers(&mut feeder, &mut buffers, "in locked memory");
 }
 
 /// Pages of the allocator's blocks returned to the kernel: they read as zeroes, the rest as before.
 fn discarded_pages(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for advice in [libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED] {
-        let mut buffer = feeder.copied(MIB);
+        let mut buffer = feeder.copied_buffer(MIB);
         let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
         let at = first_page(&buffer) + 16 * PAGE;
         // SAFETY: whole pages inside the buffer, whose bytes are not used afterwards.
-        say("madvise", unsafe { libc::madvise(buffer.at(at).cast(), 40 * PAGE, advice) });
-        buffer.received(at, &vec![0; 40 * PAGE]);
+        print_result("madvise", unsafe { libc::madvise(buffer.at(at).cast(), 40 * PAGE, advice) });
+        buffer.note_received(at, &vec![0; 40 * PAGE]);
         buffer.check_all("with a discarded part");
         copy.check_all("a copy of what was discarded");
         let again = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
@@ -123,7 +123,7 @@ fn discarded_pages(seed: u64) {
         feeder.send(OutputCall::Send, &buffer, 0, 300_000);
         buffer.check_all("received where pages were discarded");
     }
-    let mut buffer = feeder.copied(MIB);
+    let mut buffer = feeder.copied_buffer(MIB);
     for advice in [
         libc::MADV_WILLNEED,
         libc::MADV_SEQUENTIAL,
@@ -151,7 +151,7 @@ fn discarded_pages(seed: u64) {
 fn moved_and_unmapped_pages(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for _ in 0..3 {
-        let mut buffer = feeder.copied(MIB);
+        let mut buffer = feeder.copied_buffer(MIB);
         let at = first_page(&buffer) + 8 * PAGE;
         let (page, len): (*mut c_void, usize) = (buffer.at(at).cast(), 32 * PAGE);
         // SAFETY: whole pages inside the buffer; they are mapped again before anything else uses them.
@@ -164,10 +164,10 @@ fn moved_and_unmapped_pages(seed: u64) {
                 null_mut::<c_void>(),
             );
             assert_ne!(moved, libc::MAP_FAILED, "mremap: {}", errno());
-            let same = plain::first_difference(moved.cast(), buffer.mirror_at(at), len);
+            let same = oracle::first_difference(moved.cast(), buffer.mirror_at(at), len);
             assert_eq!(same, None, "what was moved");
             libc::munmap(moved, len);
-            buffer.received(at, &vec![0; 32 * PAGE]);
+            buffer.note_received(at, &vec![0; 32 * PAGE]);
             buffer.check_all("with a part moved away");
             assert_eq!(libc::munmap(page.byte_add(len / 2), PAGE), 0);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
@@ -190,7 +190,7 @@ fn huge_pages(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for origin in [Origin::Malloc, Origin::Mapped] {
         let mut buffer = Buffer::new(origin, 8 * MIB);
-        let source = feeder.copied(8 * MIB);
+        let source = feeder.copied_buffer(8 * MIB);
         let at = buffer.at(0).addr().next_multiple_of(HUGE) - buffer.at(0).addr();
         for round in 0..4 {
             let advice =

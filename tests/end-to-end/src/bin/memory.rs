@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, errno, set_errno};
+use uncopy_tests::oracle::{self, errno, set_errno};
 use uncopy_tests::random::Random;
 
 const KIB: usize = 1 << 10;
@@ -119,13 +119,13 @@ impl Block {
         let usable = unsafe { libc::malloc_usable_size(start.cast()) };
         assert!(usable >= len, "{allocation:?}: usable {usable} of {len} bytes");
         // SAFETY: every usable byte may be written.
-        unsafe { plain::fill(start, usable, seed, 0) };
+        unsafe { oracle::fill(start, usable, seed, 0) };
         Self { start, len, seed }
     }
 
     fn check(&self, len: usize) {
         // SAFETY: the block is allocated and has `len` bytes.
-        let wrong = unsafe { plain::stream_difference(self.start, len, self.seed, 0) };
+        let wrong = unsafe { oracle::stream_difference(self.start, len, self.seed, 0) };
         assert_eq!(wrong, None, "a block of {} bytes at {:p} changed", self.len, self.start);
     }
 
@@ -137,9 +137,9 @@ impl Block {
 }
 
 fn expect_zeroes(start: *const u8, len: usize, what: &str) {
-    let zeroes = plain::PlainBytes::new(len);
+    let zeroes = oracle::OracleBytes::new(len);
     // SAFETY: callers pass a block of `len` bytes; `zeroes` has as many.
-    let wrong = unsafe { plain::first_difference(start, zeroes.pointer(), len) };
+    let wrong = unsafe { oracle::first_difference(start, zeroes.pointer(), len) };
     assert_eq!(wrong, None, "{what} of {len} bytes is not zero there");
 }
 
@@ -156,7 +156,7 @@ fn every_function_at_every_size(seed: u64) {
     let mut random = Random::new(seed);
     for allocation in ALLOCATIONS {
         let mut blocks: Vec<Block> =
-            sizes().into_iter().map(|len| Block::new(*allocation, len, random.word())).collect();
+            sizes().into_iter().map(|len| Block::new(*allocation, len, random.next_u64())).collect();
         while !blocks.is_empty() {
             let index = random.below(blocks.len());
             blocks.swap_remove(index).free();
@@ -170,7 +170,7 @@ fn calloc_after_received_data(seed: u64) {
     let mut random = Random::new(seed);
     for _ in 0..60 {
         let len = random.length(2 * MIB).max(40_000);
-        let received = feeder.received(len);
+        let received = feeder.received_buffer(len);
         let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, len);
         let mut third = Buffer::copy_of(CopyCall::Memmove, &copy, 0, len);
         third.store(len / 2, 1, 1);
@@ -190,10 +190,10 @@ fn calloc_after_received_data(seed: u64) {
 
 /// Blocks some of whose pages were touched before the first input: the others read as zeroes, and
 /// can be written, as before.
-fn touched_in_part(seed: u64) {
+fn blocks_touched_before_input(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut random = Random::new(seed);
-    let received = feeder.received(4 * MIB);
+    let received = feeder.received_buffer(4 * MIB);
     for round in 0..120 {
         let len = random.length(4 * MIB).max(70_000);
         // Not all blocks receive bytes, so the next block of this size is not prepared for input.
@@ -229,7 +229,7 @@ fn touched_in_part(seed: u64) {
 fn realloc_walk(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut random = Random::new(seed);
-    let mut blocks: Vec<Buffer> = (0..6).map(|_| feeder.copied(200_000)).collect();
+    let mut blocks: Vec<Buffer> = (0..6).map(|_| feeder.copied_buffer(200_000)).collect();
     for _ in 0..400 {
         let index = random.below(blocks.len());
         let other = (index + 1) % blocks.len();
@@ -271,15 +271,15 @@ fn impossible_requests(_seed: u64) {
             let start = attempt();
             println!("{what}: null {} errno {}", start.is_null(), errno());
         }
-        let mut untouched: *mut c_void = without_block();
+        let mut untouched: *mut c_void = unset_pointer();
         for (alignment, len) in [(3, 100), (0, 100), (4, 100), (24, 100_000), (64, huge - 64)] {
             set_errno(77);
             let error = libc::posix_memalign(&raw mut untouched, alignment, len);
             println!("posix_memalign {alignment} {len}: {error} errno {}", errno());
-            assert_eq!(untouched, without_block(), "posix_memalign that fails must not store");
+            assert_eq!(untouched, unset_pointer(), "posix_memalign that fails must not store");
         }
         let mut feeder = Feeder::new(1);
-        let mut kept = feeder.copied(MIB);
+        let mut kept = feeder.copied_buffer(MIB);
         set_errno(0);
         println!("realloc: null {}", libc::realloc(kept.at(0).cast(), huge).is_null());
         println!("errno {}", errno());
@@ -293,7 +293,7 @@ fn impossible_requests(_seed: u64) {
         libc::free(second);
         libc::free(null_mut());
         println!("usable size of nothing: {}", libc::malloc_usable_size(null_mut()));
-        let large = feeder.copied(MIB);
+        let large = feeder.copied_buffer(MIB);
         let start: *mut c_void = large.at(0).cast();
         std::mem::forget(large);
         println!("realloc of a large block to nothing: {}", libc::realloc(start, 0).is_null());
@@ -304,7 +304,7 @@ fn impossible_requests(_seed: u64) {
 }
 
 /// A pointer that means "not stored to".
-const fn without_block() -> *mut c_void {
+const fn unset_pointer() -> *mut c_void {
     std::ptr::without_provenance_mut(0x55)
 }
 
@@ -330,7 +330,7 @@ fn freed_by_another_thread(seed: u64) {
     let mut random = Random::new(seed + 1);
     for _ in 0..300 {
         let len = random.length(MIB);
-        sender.send(feeder.copied(len)).expect("the other thread lives");
+        sender.send(feeder.copied_buffer(len)).expect("the other thread lives");
         while let Ok(buffer) = returned.try_recv() {
             buffer.check_all("back from another thread");
         }
@@ -343,7 +343,7 @@ fn freed_by_another_thread(seed: u64) {
 fn very_large_blocks(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let len = 100 * MIB;
-    let received = feeder.received(len);
+    let received = feeder.received_buffer(len);
     let mut copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, len);
     feeder.send(OutputCall::Send, &copy, 50 * MIB, 20 * MIB);
     drop(received);
@@ -370,12 +370,12 @@ fn mappings() -> usize {
 fn steady_state(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut random = Random::new(seed);
-    let mut kept: Vec<Buffer> = (0..8).map(|_| feeder.copied(100_000)).collect();
+    let mut kept: Vec<Buffer> = (0..8).map(|_| feeder.copied_buffer(100_000)).collect();
     let mut after_warm_up = (0, 0);
     for round in 0..2000 {
         let len = random.length(MIB).max(20_000);
         let index = random.below(kept.len());
-        kept[index] = feeder.copied(len);
+        kept[index] = feeder.copied_buffer(len);
         let mut target = Buffer::new(Origin::Malloc, len);
         target.copy_from(CopyCall::Mempcpy, 0, &kept[index], 0, len);
         target.store(random.below(len), 1, 9);
@@ -397,7 +397,7 @@ fn steady_state(seed: u64) {
 /// A program that changes the protection of buffers that held received data, and continues to use them.
 fn protected_and_used_again(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let mut received = feeder.received(MIB);
+    let mut received = feeder.received_buffer(MIB);
     let mut copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB);
     for buffer in [&received, &copy] {
         // SAFETY: the pages that the buffer lies in are the program's, and stay readable and writable.
@@ -414,7 +414,7 @@ fn protected_and_used_again(seed: u64) {
         copy.copy_from(CopyCall::Memcpy, 0, &received, 0, MIB);
         received.check_all("received after mprotect");
         copy.check_all("copied after mprotect");
-        let fresh = feeder.received(MIB);
+        let fresh = feeder.received_buffer(MIB);
         copy.copy_from(CopyCall::Memmove, 0, &fresh, 0, MIB);
         copy.check_all("copied from a view after mprotect");
     }
@@ -468,14 +468,14 @@ fn usable_size_depends_on_the_request_alone(seed: u64) {
     }
     let mut random = Random::new(seed);
     let mut sizes = std::collections::HashMap::new();
-    let mut held: Vec<*mut c_void> = Vec::new();
+    let mut blocks: Vec<*mut c_void> = Vec::new();
     for _ in 0..4000 {
         let len =
             [40_000, 65_536, 131_072, 131_200, 262_144, 1_000_000][random.below(6)] + random.below(2) * 100;
         // SAFETY: allocation of fresh memory, of which every pointer is kept in one place.
         unsafe {
-            let pointer = if random.below(4) == 0 && !held.is_empty() {
-                libc::realloc(held.swap_remove(random.below(held.len())), len)
+            let pointer = if random.below(4) == 0 && !blocks.is_empty() {
+                libc::realloc(blocks.swap_remove(random.below(blocks.len())), len)
             } else {
                 libc::malloc(len)
             };
@@ -484,14 +484,14 @@ fn usable_size_depends_on_the_request_alone(seed: u64) {
             assert!(usable >= len, "{usable} for {len}");
             let first = *sizes.entry(len).or_insert(usable);
             assert_eq!(usable, first, "of blocks of {len} bytes");
-            held.push(pointer);
-            if held.len() > 40 {
-                libc::free(held.swap_remove(random.below(held.len())));
+            blocks.push(pointer);
+            if blocks.len() > 40 {
+                libc::free(blocks.swap_remove(random.below(blocks.len())));
             }
         }
     }
     // SAFETY: each was allocated and not freed.
-    held.into_iter().for_each(|pointer| unsafe { libc::free(pointer) });
+    blocks.into_iter().for_each(|pointer| unsafe { libc::free(pointer) });
 }
 
 /// A process without a handler thread frees all blocks, every second one first: the remaining
@@ -532,7 +532,7 @@ fn main() {
     match arguments[0].as_str() {
         "every_function_at_every_size" => every_function_at_every_size(seed),
         "calloc_after_received_data" => calloc_after_received_data(seed),
-        "touched_in_part" => touched_in_part(seed),
+        "blocks_touched_before_input" => blocks_touched_before_input(seed),
         "realloc_walk" => realloc_walk(seed),
         "impossible_requests" => impossible_requests(seed),
         "freed_by_another_thread" => freed_by_another_thread(seed),

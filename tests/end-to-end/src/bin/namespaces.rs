@@ -13,7 +13,7 @@ use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::forked::wait;
 use uncopy_tests::mirror::Buffer;
-use uncopy_tests::plain::{errno, set_errno};
+use uncopy_tests::oracle::{errno, set_errno};
 
 const MIB: usize = 1 << 20;
 
@@ -37,24 +37,24 @@ fn namespace(name: &str) -> std::fs::File {
 
 /// Calls `unshare` and `setns` by system calls.
 fn namespaces_by_number(seed: u64) {
-    let (mut feeder, mut buffers) = start(seed);
+    let (mut feeder, mut buffers) = make_buffers(seed);
     let network = namespace("net");
     for _ in 0..2 {
         // SAFETY: unshare(2) and setns(2) take integers and access no memory.
         unsafe {
             println!("unshare: {}", libc::syscall(libc::SYS_unshare, libc::CLONE_NEWNET));
-            go_on(&mut feeder, &mut buffers, "in a new network namespace");
+            use_buffers(&mut feeder, &mut buffers, "in a new network namespace");
             println!("setns: {}", libc::syscall(libc::SYS_setns, network.as_raw_fd(), 0));
-            go_on(&mut feeder, &mut buffers, "in the old network namespace");
+            use_buffers(&mut feeder, &mut buffers, "in the old network namespace");
             println!("unshare: {}", libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER));
             println!("unshare: {} errno {}", libc::syscall(libc::SYS_unshare, 0x40), errno());
         }
-        go_on(&mut feeder, &mut buffers, "in a new user namespace");
+        use_buffers(&mut feeder, &mut buffers, "in a new user namespace");
     }
 }
 
 /// Checks the buffers, then receives, copies, touches and sends.
-fn go_on(feeder: &mut Feeder, buffers: &mut [Buffer], what: &str) {
+fn use_buffers(feeder: &mut Feeder, buffers: &mut [Buffer], what: &str) {
     for buffer in buffers.iter() {
         buffer.check(MIB / 2, 5000, what);
     }
@@ -67,62 +67,62 @@ fn go_on(feeder: &mut Feeder, buffers: &mut [Buffer], what: &str) {
     }
 }
 
-fn start(seed: u64) -> (Feeder, Vec<Buffer>) {
+fn make_buffers(seed: u64) -> (Feeder, Vec<Buffer>) {
     let mut feeder = Feeder::new(seed);
-    let buffers = (0..4).map(|_| feeder.copied(MIB)).collect();
+    let buffers = (0..4).map(|_| feeder.copied_buffer(MIB)).collect();
     (feeder, buffers)
 }
 
 /// A new user namespace, which only a process with one thread may enter.
 fn new_user_namespace(seed: u64) {
-    let (mut feeder, mut buffers) = start(seed);
+    let (mut feeder, mut buffers) = make_buffers(seed);
     for round in 0..3 {
         unshare("a user namespace", libc::CLONE_NEWUSER);
-        go_on(&mut feeder, &mut buffers, "in a new user namespace");
-        feeder.copied(MIB).check_all(&format!("received in user namespace {round}"));
+        use_buffers(&mut feeder, &mut buffers, "in a new user namespace");
+        feeder.copied_buffer(MIB).check_all(&format!("received in user namespace {round}"));
     }
     unshare("descriptors", libc::CLONE_FILES);
     unshare("the file system's directories", libc::CLONE_FS);
     unshare("no such thing", 0x40);
-    go_on(&mut feeder, &mut buffers, "after more calls");
+    use_buffers(&mut feeder, &mut buffers, "after more calls");
 }
 
 /// A new mount namespace and back again: refused to threads that share their directories.
 fn mount_namespaces_back_and_forth(seed: u64) {
-    let (mut feeder, mut buffers) = start(seed);
+    let (mut feeder, mut buffers) = make_buffers(seed);
     let before = namespace("mnt");
     for _ in 0..3 {
         unshare("a mount namespace", libc::CLONE_NEWNS);
-        go_on(&mut feeder, &mut buffers, "in a new mount namespace");
+        use_buffers(&mut feeder, &mut buffers, "in a new mount namespace");
         set_namespace("back", &before, libc::CLONE_NEWNS);
-        go_on(&mut feeder, &mut buffers, "in the old mount namespace");
+        use_buffers(&mut feeder, &mut buffers, "in the old mount namespace");
     }
     set_namespace("of another kind", &before, libc::CLONE_NEWNET);
     let network = namespace("net");
     unshare("a network namespace", libc::CLONE_NEWNET);
     set_namespace("of any kind", &network, 0);
-    go_on(&mut feeder, &mut buffers, "in the old network namespace");
+    use_buffers(&mut feeder, &mut buffers, "in the old network namespace");
 }
 
 /// A new pid namespace for children: this process can start no thread any more.
 fn new_process_namespace(seed: u64) {
-    let (mut feeder, mut buffers) = start(seed);
+    let (mut feeder, mut buffers) = make_buffers(seed);
     unshare("process ids, with others", libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS);
-    go_on(&mut feeder, &mut buffers, "with children in a new namespace");
+    use_buffers(&mut feeder, &mut buffers, "with children in a new namespace");
     // SAFETY: the child checks its memory and ends by _exit.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        go_on(&mut Feeder::new(seed + 1), &mut buffers, "in the child");
+        use_buffers(&mut Feeder::new(seed + 1), &mut buffers, "in the child");
         // SAFETY: _exit(2) ends the child without running destructors, of which none is needed.
         unsafe { libc::_exit(if libc::getpid() < 10 { 3 } else { 4 }) };
     }
     println!("child: {:#x}", wait(pid));
-    go_on(&mut feeder, &mut buffers, "after the child");
+    use_buffers(&mut feeder, &mut buffers, "after the child");
 }
 
 /// A program with another thread of its own is refused the call, as without uncopy.
 fn refused_to_a_program_with_threads(seed: u64) {
-    let (mut feeder, mut buffers) = start(seed);
+    let (mut feeder, mut buffers) = make_buffers(seed);
     let (sender, receiver) = std::sync::mpsc::channel::<Buffer>();
     let other = std::thread::spawn(move || {
         for buffer in receiver {
@@ -130,9 +130,9 @@ fn refused_to_a_program_with_threads(seed: u64) {
         }
     });
     for _ in 0..3 {
-        sender.send(feeder.copied(MIB)).expect("the other thread lives");
+        sender.send(feeder.copied_buffer(MIB)).expect("the other thread lives");
         unshare("a user namespace", libc::CLONE_NEWUSER);
-        go_on(&mut feeder, &mut buffers, "after a refused call");
+        use_buffers(&mut feeder, &mut buffers, "after a refused call");
     }
     drop(sender);
     other.join().expect("the other thread");
@@ -145,7 +145,7 @@ fn refused_to_a_program_with_threads(seed: u64) {
         (own.count() == 1).then_some(())
     });
     unshare("a user namespace, alone", libc::CLONE_NEWUSER);
-    go_on(&mut feeder, &mut buffers, "alone");
+    use_buffers(&mut feeder, &mut buffers, "alone");
 }
 
 fn main() {

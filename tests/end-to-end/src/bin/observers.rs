@@ -14,7 +14,7 @@ use uncopy_tests::calls::{CopyCall, InputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::forked::wait;
 use uncopy_tests::mirror::Buffer;
-use uncopy_tests::plain::{PlainBytes, errno};
+use uncopy_tests::oracle::{OracleBytes, errno};
 
 const MIB: usize = 1 << 20;
 
@@ -37,7 +37,7 @@ fn write_memory(pid: pid_t, to: *mut u8, from: *const u8, len: usize) -> isize {
     unsafe { libc::process_vm_writev(pid, local.as_ptr(), 1, parts.as_ptr(), 1, 0) }
 }
 
-fn expect_same(found: &PlainBytes, buffer: &Buffer, at: usize, len: usize, what: &str) {
+fn expect_same(found: &OracleBytes, buffer: &Buffer, at: usize, len: usize, what: &str) {
     assert!(found.slice(0, len) == buffer.mirror(at, len), "{what}");
 }
 
@@ -47,22 +47,22 @@ fn its_own_memory(seed: u64) {
     // SAFETY: getpid(2) takes no arguments and cannot fail.
     let me = unsafe { libc::getpid() };
     let memory = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/mem").expect("mem");
-    let (found, bytes) = (PlainBytes::new(MIB), vec![7u8; 300_000]);
+    let (found, bytes) = (OracleBytes::new(MIB), vec![7u8; 300_000]);
     for round in 0..4 {
-        let mut source = feeder.copied(MIB);
-        let mut target = feeder.copied(MIB);
+        let mut source = feeder.copied_buffer(MIB);
+        let mut target = feeder.copied_buffer(MIB);
         // From a view to plain memory, from a view to a view, and into the middle of a view.
         assert_eq!(read_memory(me, source.at(0), found.pointer(), MIB), 1 << 20, "errno {}", errno());
         expect_same(&found, &source, 0, MIB, "process_vm_readv of a view");
         let source_again = Buffer::copy_of(CopyCall::Memcpy, &source, 0, MIB);
         assert_eq!(read_memory(me, source_again.at(5), target.at(77), 700_000), 700_000);
-        target.received(77, source.mirror(5, 700_000));
+        target.note_received(77, source.mirror(5, 700_000));
         target.check_all("process_vm_readv into a view");
         assert_eq!(write_memory(me, source.at(100_000), bytes.as_ptr(), 300_000), 300_000);
-        source.received(100_000, &bytes);
+        source.note_received(100_000, &bytes);
         source.check_all("process_vm_writev into a view");
         source_again.check_all("a copy from before");
-        let fresh = feeder.copied(MIB);
+        let fresh = feeder.copied_buffer(MIB);
         let mut through_file = vec![0; 500_000];
         let got = memory
             .read_at(&mut through_file, fresh.at(33_333).addr() as u64)
@@ -82,17 +82,17 @@ fn its_own_memory(seed: u64) {
 fn the_memory_of_a_child(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for round in 0..3 {
-        let mut kept = feeder.copied(MIB);
+        let mut kept = feeder.copied_buffer(MIB);
         let (mut to_parent, mut from_child) =
             (std::io::pipe().expect("pipe"), std::io::pipe().expect("pipe"));
         // SAFETY: the child works on its copy of everything and ends by _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let mut own = Feeder::new(seed + 1);
-            let received = own.copied(MIB);
+            let received = own.copied_buffer(MIB);
             to_parent.1.write_all(&received.at(0).addr().to_ne_bytes()).expect("told");
             from_child.0.read_exact(&mut [0]).expect("parent is done");
-            kept.received(50_000, &[9; 200_000]);
+            kept.note_received(50_000, &[9; 200_000]);
             kept.check_all("what the parent wrote");
             received.check_all("what the parent read");
             // SAFETY: ends the child.
@@ -101,12 +101,12 @@ fn the_memory_of_a_child(seed: u64) {
         let mut address = [0; 8];
         to_parent.0.read_exact(&mut address).expect("address");
         let received = std::ptr::without_provenance_mut(usize::from_ne_bytes(address));
-        let found = PlainBytes::new(MIB);
+        let found = OracleBytes::new(MIB);
         // The buffer from before the fork, one that the child received later, and a write.
         assert_eq!(read_memory(pid, kept.at(0), found.pointer(), MIB), 1 << 20, "errno {}", errno());
         expect_same(&found, &kept, 0, MIB, "a buffer that the child has from its parent");
         assert_eq!(read_memory(pid, received, found.pointer(), MIB), 1 << 20, "errno {}", errno());
-        let expected = Feeder::new(seed + 1).copied(MIB);
+        let expected = Feeder::new(seed + 1).copied_buffer(MIB);
         expect_same(&found, &expected, 0, MIB, "a buffer that the child received");
         assert_eq!(write_memory(pid, kept.at(50_000), [9; 200_000].as_ptr(), 200_000), 200_000);
         from_child.1.write_all(&[1]).expect("told");
@@ -121,17 +121,17 @@ fn the_memory_of_the_parent(seed: u64) {
     // SAFETY: getpid(2) takes no arguments and cannot fail.
     let parent = unsafe { libc::getpid() };
     for _ in 0..3 {
-        let kept = feeder.copied(MIB);
+        let kept = feeder.copied_buffer(MIB);
         // SAFETY: the child works on its copy of everything and ends by _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            let found = PlainBytes::new(MIB);
+            let found = OracleBytes::new(MIB);
             let got = read_memory(parent, kept.at(0), found.pointer(), MIB);
             let same = got == 1 << 20 && found.slice(0, MIB) == kept.mirror(0, MIB);
             // SAFETY: _exit(2) ends the child without running the parent's exit handlers.
             unsafe { libc::_exit(c_int::from(!same)) };
         }
-        feeder.copied(MIB).check_all("received meanwhile");
+        feeder.copied_buffer(MIB).check_all("received meanwhile");
         assert_eq!(wait(pid), 0);
         kept.check_all("read by a child");
     }
@@ -141,7 +141,7 @@ fn the_memory_of_the_parent(seed: u64) {
 /// child's threads are stopped: present pages are read, the others are an error, and never a wrong byte.
 fn a_traced_child(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let kept = feeder.copied(MIB);
+    let kept = feeder.copied_buffer(MIB);
     // SAFETY: the child stops itself until its parent is done and ends by _exit.
     unsafe {
         let pid = libc::fork();
@@ -174,16 +174,16 @@ fn a_traced_child(seed: u64) {
 }
 
 /// Holds views until the harness, which looks from outside, sends a line.
-fn until_told(seed: u64) {
+fn hold_views(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let received = feeder.received(MIB);
+    let received = feeder.received_buffer(MIB);
     let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB);
     std::fs::write("expected", copy.mirror(0, MIB)).expect("file");
     println!("ready {} {}", copy.at(0).addr(), MIB);
     uncopy_tests::scratch::wait_until("the harness", || std::path::Path::new("done").exists().then_some(()));
     received.check_all("received");
     copy.check_all("copied");
-    let fresh = feeder.copied(MIB);
+    let fresh = feeder.copied_buffer(MIB);
     fresh.check_all("afterwards");
     println!("fine");
 }
@@ -196,7 +196,7 @@ fn main() {
         "the_memory_of_a_child" => the_memory_of_a_child(seed),
         "the_memory_of_the_parent" => the_memory_of_the_parent(seed),
         "a_traced_child" => a_traced_child(seed),
-        "until_told" => until_told(seed),
+        "hold_views" => hold_views(seed),
         other => panic!("unknown scenario {other}"),
     }
 }

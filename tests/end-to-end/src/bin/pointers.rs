@@ -15,7 +15,7 @@ use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{InputCall, OutputCall, message};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{errno, outcome};
+use uncopy_tests::oracle::{call_result, errno};
 
 const MIB: usize = 1 << 20;
 
@@ -25,7 +25,7 @@ unsafe extern "C" {
 }
 
 /// Two pages, of which the second is inaccessible.
-fn before_a_hole() -> *mut u8 {
+fn page_before_hole() -> *mut u8 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a mapping at an address of the kernel's choice; nothing refers to its second page.
     unsafe {
@@ -38,8 +38,8 @@ fn before_a_hole() -> *mut u8 {
 }
 
 /// Addresses at which a program cannot have an array.
-fn nowhere() -> Vec<(&'static str, *mut u8)> {
-    let hole = before_a_hole();
+fn bad_addresses() -> Vec<(&'static str, *mut u8)> {
+    let hole = page_before_hole();
     vec![
         ("null", null_mut()),
         ("low", without_provenance_mut(PAGE)),
@@ -64,23 +64,23 @@ fn every_vector_call(what: &str, feeder: &mut Feeder, file: c_int, vector: *mut 
     // SAFETY: the kernel refuses the vector, or takes parts of live buffers.
     let outcomes = unsafe {
         [
-            ("readv", outcome(libc::readv(near, vector, 2))),
-            ("preadv", outcome(libc::preadv(file, vector, 2, 0))),
-            ("preadv2", outcome(preadv2(file, vector, 2, 0, 0))),
-            ("recvmsg", outcome(libc::recvmsg(near, header, libc::MSG_DONTWAIT))),
+            ("readv", call_result(libc::readv(near, vector, 2))),
+            ("preadv", call_result(libc::preadv(file, vector, 2, 0))),
+            ("preadv2", call_result(preadv2(file, vector, 2, 0, 0))),
+            ("recvmsg", call_result(libc::recvmsg(near, header, libc::MSG_DONTWAIT))),
             (
                 "recvmmsg",
-                outcome(libc::recvmmsg(near, headers, one, libc::MSG_DONTWAIT, null_mut()) as isize),
+                call_result(libc::recvmmsg(near, headers, one, libc::MSG_DONTWAIT, null_mut()) as isize),
             ),
-            ("writev", outcome(libc::writev(near, vector, 2))),
-            ("pwritev", outcome(libc::pwritev(file, vector, 2, 0))),
-            ("pwritev2", outcome(pwritev2(file, vector, 2, 0, 0))),
-            ("sendmsg", outcome(libc::sendmsg(near, header, libc::MSG_DONTWAIT))),
-            ("sendmmsg", outcome(libc::sendmmsg(near, headers, one, libc::MSG_DONTWAIT) as isize)),
+            ("writev", call_result(libc::writev(near, vector, 2))),
+            ("pwritev", call_result(libc::pwritev(file, vector, 2, 0))),
+            ("pwritev2", call_result(pwritev2(file, vector, 2, 0, 0))),
+            ("sendmsg", call_result(libc::sendmsg(near, header, libc::MSG_DONTWAIT))),
+            ("sendmmsg", call_result(libc::sendmmsg(near, headers, one, libc::MSG_DONTWAIT) as isize)),
         ]
     };
-    for (call, outcome) in outcomes {
-        println!("vector, {what}: {call} {outcome:?}");
+    for (call, call_result) in outcomes {
+        println!("vector, {what}: {call} {call_result:?}");
     }
 }
 
@@ -105,9 +105,9 @@ fn bad_vectors(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let file = scratch_file();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-    let good = feeder.copied(MIB);
+    let good = feeder.copied_buffer(MIB);
     let scratch = Buffer::new(Origin::Mapped, MIB);
-    for (what, address) in nowhere() {
+    for (what, address) in bad_addresses() {
         if what == "cut" {
             // SAFETY: the part before the hole is inside the mapping.
             unsafe { address.cast::<iovec>().write_unaligned(good.part(0, 300_000)) };
@@ -121,25 +121,25 @@ fn bad_vectors(seed: u64) {
 /// Headers that are unmapped or partially mapped, and headers with bad vectors among good ones.
 fn bad_headers(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let mut good = feeder.copied(MIB);
+    let mut good = feeder.copied_buffer(MIB);
     let scratch = Buffer::new(Origin::Mapped, MIB);
     let near = feeder.near();
-    for (what, address) in nowhere() {
+    for (what, address) in bad_addresses() {
         let (stream, offered) = feeder.offer(200_000);
         let (one, many) = (address.cast::<msghdr>(), address.cast::<mmsghdr>());
         // SAFETY: the address of the header is not mapped; the kernel refuses it with EFAULT.
         unsafe {
-            println!("header, {what}: recvmsg {:?}", outcome(libc::recvmsg(near, one, 0)));
-            println!("header, {what}: sendmsg {:?}", outcome(libc::sendmsg(near, one, 0)));
+            println!("header, {what}: recvmsg {:?}", call_result(libc::recvmsg(near, one, 0)));
+            println!("header, {what}: sendmsg {:?}", call_result(libc::sendmsg(near, one, 0)));
             let got = libc::recvmmsg(near, many, 2, libc::MSG_DONTWAIT, null_mut());
-            println!("header, {what}: recvmmsg {:?}", outcome(got as isize));
+            println!("header, {what}: recvmmsg {:?}", call_result(got as isize));
             let sent = libc::sendmmsg(near, many, 2, libc::MSG_DONTWAIT);
-            println!("header, {what}: sendmmsg {:?}", outcome(sent as isize));
+            println!("header, {what}: sendmmsg {:?}", call_result(sent as isize));
         }
-        feeder_takes(&feeder, &mut good, stream, offered);
+        receive_leftover(&feeder, &mut good, stream, offered);
     }
     // A good message, then one whose vector is unmapped: the first is sent, and received.
-    for (what, address) in nowhere() {
+    for (what, address) in bad_addresses() {
         let mut parts = [good.part(0, 100_000)];
         let mut bad = message(&mut []);
         bad.msg_iov = address.cast();
@@ -153,7 +153,7 @@ fn bad_headers(seed: u64) {
         // SAFETY: the kernel refuses the second message; the parts of the first are inside `good`.
         let got = unsafe { libc::recvmmsg(near, headers.as_mut_ptr(), 2, libc::MSG_DONTWAIT, null_mut()) };
         println!("second message, {what}: recvmmsg {got} of {} bytes", headers[0].msg_len);
-        good.received_stream(0, offered, stream, 0);
+        good.note_received_stream(0, offered, stream, 0);
         good.check_all("received before a bad message");
         drain(&feeder, &scratch);
     }
@@ -161,12 +161,12 @@ fn bad_headers(seed: u64) {
 }
 
 /// Receives bytes that a failed call left in the socket.
-fn feeder_takes(feeder: &Feeder, buffer: &mut Buffer, stream: u64, offered: usize) {
+fn receive_leftover(feeder: &Feeder, buffer: &mut Buffer, stream: u64, offered: usize) {
     let mut part = [buffer.part(0, MIB)];
     // SAFETY: the part is inside the buffer.
     let got = unsafe { InputCall::Recv.input(feeder.near(), &mut part, 0) };
     assert_eq!(got, Ok(offered), "what a refused call left in the socket");
-    buffer.received_stream(0, offered, stream, 0);
+    buffer.note_received_stream(0, offered, stream, 0);
     buffer.check_all("received after a refused call");
 }
 
@@ -177,7 +177,7 @@ fn protected_buffers(seed: u64) {
     let scratch = Buffer::new(Origin::Mapped, MIB);
     for protection in [libc::PROT_READ, libc::PROT_NONE] {
         for call in InputCall::SOCKET {
-            let mut target = feeder.copied(MIB);
+            let mut target = feeder.copied_buffer(MIB);
             let page = target.at(PAGE).map_addr(|address| address & !(PAGE - 1));
             let protect = |protection| {
                 // SAFETY: the pages are inside the buffer; nothing reads them while they are closed.

@@ -19,21 +19,21 @@ fn receive(file: &std::fs::File, buffer: &mut [u8]) {
 }
 
 #[inline(never)]
-fn hand_on(to: &mut [u8], from: &[u8]) {
+fn forward(to: &mut [u8], from: &[u8]) {
     // SAFETY: both are of the same length and lie apart.
     unsafe { libc::memcpy(to.as_mut_ptr().cast(), from.as_ptr().cast(), to.len()) };
     std::hint::black_box(to);
 }
 
 #[inline(never)]
-fn hand_on_again(to: &mut [u8], from: &[u8]) {
+fn forward_again(to: &mut [u8], from: &[u8]) {
     // SAFETY: both slices have the same length and do not overlap.
     unsafe { libc::memcpy(to.as_mut_ptr().cast(), from.as_ptr().cast(), to.len()) };
     std::hint::black_box(to);
 }
 
-fn byte_at(place: usize) -> u8 {
-    u8::try_from(place % 251).expect("small")
+fn byte_at(offset: usize) -> u8 {
+    u8::try_from(offset % 251).expect("small")
 }
 
 fn main() -> ExitCode {
@@ -54,28 +54,28 @@ fn main() -> ExitCode {
     let [first, second, third] = &mut buffers;
     for message in 0..messages {
         receive(&file, first);
-        hand_on(second, first);
-        hand_on_again(third, second);
+        forward(second, first);
+        forward_again(third, second);
         for page in FIRST..FIRST + of_first {
-            let place = page * PAGE_BYTES + message % PAGE_BYTES;
+            let offset = page * PAGE_BYTES + message % PAGE_BYTES;
             // SAFETY: inside the buffer; volatile, so that it is read whatever the compiler knows.
-            assert_eq!(unsafe { first.as_ptr().add(place).read_volatile() }, byte_at(place));
+            assert_eq!(unsafe { first.as_ptr().add(offset).read_volatile() }, byte_at(offset));
         }
         for page in FIRST..FIRST + of_last {
-            let place = page * PAGE_BYTES + message % PAGE_BYTES;
-            // SAFETY: `place` is inside the buffer; volatile, so that the compiler removes neither access.
+            let offset = page * PAGE_BYTES + message % PAGE_BYTES;
+            // SAFETY: `offset` is inside the buffer; volatile, so that the compiler removes neither access.
             unsafe {
-                assert_eq!(third.as_ptr().add(place).read_volatile(), byte_at(place));
-                third.as_mut_ptr().add(place).write_volatile(0);
+                assert_eq!(third.as_ptr().add(offset).read_volatile(), byte_at(offset));
+                third.as_mut_ptr().add(offset).write_volatile(0);
             }
         }
     }
-    hand_on(second, third);
-    for (place, byte) in second.iter().enumerate() {
-        let page = place / PAGE_BYTES;
+    forward(second, third);
+    for (offset, byte) in second.iter().enumerate() {
+        let page = offset / PAGE_BYTES;
         let is_written =
-            (FIRST..FIRST + of_last).contains(&page) && place % PAGE_BYTES == (messages - 1) % PAGE_BYTES;
-        assert_eq!(*byte, if is_written { 0 } else { byte_at(place) }, "at {place}");
+            (FIRST..FIRST + of_last).contains(&page) && offset % PAGE_BYTES == (messages - 1) % PAGE_BYTES;
+        assert_eq!(*byte, if is_written { 0 } else { byte_at(offset) }, "at {offset}");
     }
     ExitCode::SUCCESS
 }

@@ -15,7 +15,7 @@ use uncopy_tests::calls::{
 };
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, Outcome, errno, set_errno};
+use uncopy_tests::oracle::{self, CallResult, errno, set_errno};
 
 const MIB: usize = 1 << 20;
 
@@ -23,12 +23,12 @@ fn part(address: *mut u8, len: usize) -> iovec {
     iovec { iov_base: address.cast(), iov_len: len }
 }
 
-fn input(call: InputCall, fd: i32, parts: &mut [iovec], flags: i32) -> Outcome {
+fn input(call: InputCall, fd: i32, parts: &mut [iovec], flags: i32) -> CallResult {
     // SAFETY: the scenarios pass parts of live buffers, or bad ones on purpose.
     unsafe { call.input(fd, parts, flags) }
 }
 
-fn output(call: OutputCall, fd: i32, parts: &mut [iovec], flags: i32) -> Outcome {
+fn output(call: OutputCall, fd: i32, parts: &mut [iovec], flags: i32) -> CallResult {
     // SAFETY: the scenarios pass parts of live buffers, or bad ones on purpose.
     unsafe { call.output(fd, parts, flags) }
 }
@@ -59,7 +59,7 @@ fn every_call(what: &str, fd: i32, parts: &[iovec], inputs: bool, outputs: bool)
 /// Descriptors that cannot do what is asked.
 fn bad_descriptors() {
     let mut feeder = Feeder::new(1);
-    let buffer = feeder.copied(MIB);
+    let buffer = feeder.copied_buffer(MIB);
     let parts = [buffer.part(0, MIB / 2), buffer.part(MIB / 2, MIB / 2)];
     every_call("closed", -1, &parts, true, true);
     every_call("never opened", 9999, &parts, true, true);
@@ -76,7 +76,7 @@ fn bad_descriptors() {
 /// Sockets without data, with a closed other end, and a broken pipe.
 fn ends_of_streams() {
     let mut feeder = Feeder::new(2);
-    let mut buffer = feeder.copied(MIB);
+    let mut buffer = feeder.copied_buffer(MIB);
     let parts = [buffer.part(0, MIB / 2), buffer.part(MIB / 2, MIB / 2)];
     every_call("empty socket", feeder.near(), &parts, true, false);
     let (reader, writer) = std::io::pipe().expect("pipe");
@@ -91,7 +91,7 @@ fn ends_of_streams() {
     // SAFETY: shutdown(2) takes integers and accesses no memory.
     unsafe { libc::shutdown(feeder.far(), libc::SHUT_WR) };
     println!("before the end: {:?}", input(InputCall::Read, feeder.near(), &mut [buffer.part(0, MIB)], 0));
-    buffer.received_stream(0, offered, seed, 0);
+    buffer.note_received_stream(0, offered, seed, 0);
     every_call("after the end", feeder.near(), &parts, true, false);
     // SAFETY: shutdown(2) takes integers and accesses no memory.
     unsafe { libc::shutdown(feeder.near(), libc::SHUT_WR) };
@@ -100,7 +100,7 @@ fn ends_of_streams() {
 }
 
 /// Maps a megabyte with a protection.
-fn mapped(protection: i32) -> *mut u8 {
+fn map_megabyte(protection: i32) -> *mut u8 {
     // SAFETY: a fresh private mapping disturbs nothing.
     let start =
         unsafe { libc::mmap(null_mut(), MIB, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
@@ -111,14 +111,14 @@ fn mapped(protection: i32) -> *mut u8 {
 /// Addresses that are not mapped in the program.
 fn bad_addresses() {
     let mut feeder = Feeder::new(3);
-    let mut good = feeder.copied(MIB);
+    let mut good = feeder.copied_buffer(MIB);
     let nowhere = [null_mut(), without_provenance_mut(4096), without_provenance_mut(usize::MAX - 9000)];
-    for address in nowhere.into_iter().chain([mapped(libc::PROT_NONE), mapped(libc::PROT_READ)]) {
+    for address in nowhere.into_iter().chain([map_megabyte(libc::PROT_NONE), map_megabyte(libc::PROT_READ)]) {
         let readable = address.addr() > 1 << 32 && address.addr() < 1 << 48;
         for call in InputCall::SOCKET {
             let (_, offered) = feeder.offer(200_000);
-            let outcome = input(*call, feeder.near(), &mut [part(address, MIB)], 0);
-            println!("input to a bad address: {call:?} {outcome:?}");
+            let call_result = input(*call, feeder.near(), &mut [part(address, MIB)], 0);
+            println!("input to a bad address: {call:?} {call_result:?}");
             let mut left = [good.part(0, offered)];
             // Bytes that the failed call left are removed.
             while input(InputCall::Raw, feeder.near(), &mut left, 0).is_ok() {}
@@ -127,8 +127,8 @@ fn bad_addresses() {
             if readable {
                 continue;
             }
-            let outcome = output(*call, feeder.near(), &mut [part(address, MIB)], libc::MSG_NOSIGNAL);
-            println!("output from a bad address: {call:?} {outcome:?}");
+            let call_result = output(*call, feeder.near(), &mut [part(address, MIB)], libc::MSG_NOSIGNAL);
+            println!("output from a bad address: {call:?} {call_result:?}");
         }
     }
     // Removing the bytes used the start of the buffer.
@@ -139,7 +139,7 @@ fn bad_addresses() {
         let mut parts = [good.part(0, 65536), part(null_mut(), MIB)];
         let done = input(call, feeder.near(), &mut parts, 0);
         assert!(matches!(done, Ok(0..=65536) | Err(libc::EFAULT)), "{call:?}: {done:?}");
-        good.received_stream(0, done.unwrap_or(0), seed, 0);
+        good.note_received_stream(0, done.unwrap_or(0), seed, 0);
         good.check(0, done.unwrap_or(0), "the good part");
         let mut rest = Buffer::new(Origin::Mapped, offered);
         let mut left = [rest.part(0, offered)];
@@ -152,9 +152,9 @@ fn bad_addresses() {
     let mut short = Buffer::new(Origin::Malloc, 200_000);
     for call in InputCall::SOCKET {
         let (seed, offered) = feeder.offer(150_000);
-        let outcome = input(*call, feeder.near(), &mut [part(short.at(0), 1 << 30)], 0);
-        println!("a gibibyte into a small buffer: {call:?} {outcome:?}");
-        short.received_stream(0, offered, seed, 0);
+        let call_result = input(*call, feeder.near(), &mut [part(short.at(0), 1 << 30)], 0);
+        println!("a gibibyte into a small buffer: {call:?} {call_result:?}");
+        short.note_received_stream(0, offered, seed, 0);
         short.check_all("a small buffer with a long length");
     }
     let (_, _) = feeder.offer(150_000);
@@ -167,7 +167,7 @@ fn bad_addresses() {
 /// `errno` is unchanged by calls that succeed.
 fn errno_is_kept() {
     let mut feeder = Feeder::new(4);
-    let mut received = feeder.received(300_000);
+    let mut received = feeder.received_buffer(300_000);
     for call in CopyCall::ALL {
         let mut other = Buffer::new(Origin::Malloc, 300_000);
         set_errno(1234);
@@ -182,13 +182,13 @@ fn errno_is_kept() {
         set_errno(1234);
         let got = input(*call, feeder.near(), &mut [received.part(0, offered)], 0);
         assert_eq!((got, errno()), (Ok(offered), 1234), "{call:?} changed errno");
-        received.received_stream(0, offered, seed, 0);
+        received.note_received_stream(0, offered, seed, 0);
     }
     for call in OutputCall::SOCKET {
         set_errno(1234);
         let sent = output(*call, feeder.near(), &mut [received.part(0, 300_000)], 0);
         assert_eq!((sent, errno()), (Ok(300_000), 1234), "{call:?} changed errno");
-        feeder.expect(&received, 0, 300_000);
+        feeder.check_arrived(&received, 0, 300_000);
     }
     // SAFETY: allocation and release of fresh memory.
     unsafe {
@@ -218,18 +218,18 @@ fn datagram_pair() -> (OwnedFd, OwnedFd) {
 fn cut_datagrams() {
     let (near, far) = datagram_pair();
     let mut feeder = Feeder::new(5);
-    let source = feeder.copied(150_000);
-    let mut target = feeder.copied(MIB);
+    let source = feeder.copied_buffer(150_000);
+    let mut target = feeder.copied_buffer(MIB);
     for flags in [0, libc::MSG_TRUNC, libc::MSG_PEEK | libc::MSG_TRUNC] {
         for call in InputCall::WITH_FLAGS {
             output(OutputCall::Send, far.as_raw_fd(), &mut [source.part(0, 150_000)], 0).expect("sent");
             let got = input(*call, near.as_raw_fd(), &mut [target.part(7, 70_000)], flags);
             println!("{call:?} {flags:#x}: {got:?}");
-            target.received(7, source.mirror(0, 70_000));
+            target.note_received(7, source.mirror(0, 70_000));
             target.check_all("a cut datagram and what is around it");
             if flags & libc::MSG_PEEK != 0 {
                 input(InputCall::Raw, near.as_raw_fd(), &mut [target.part(0, 1)], 0).expect("the datagram");
-                target.received(0, source.mirror(0, 1));
+                target.note_received(0, source.mirror(0, 1));
             }
         }
     }
@@ -240,17 +240,17 @@ fn cut_datagrams() {
     // SAFETY: the header describes parts of a live buffer.
     let got = unsafe { libc::recvmsg(near.as_raw_fd(), &raw mut header, 0) };
     println!("recvmsg of a long datagram: {got}, flags {:#x}", header.msg_flags);
-    target.received(0, source.mirror(0, 50_000));
-    target.received(60_000, source.mirror(50_000, 40_000));
-    target.received(100_000, source.mirror(0, 10_000));
+    target.note_received(0, source.mirror(0, 50_000));
+    target.note_received(60_000, source.mirror(50_000, 40_000));
+    target.note_received(100_000, source.mirror(0, 10_000));
     target.check_all("a scattered datagram");
 }
 
 fn many_messages() {
     let (near, far) = datagram_pair();
     let mut feeder = Feeder::new(6);
-    let source = feeder.copied(600_000);
-    let mut targets: Vec<Buffer> = (0..10).map(|_| feeder.copied(120_000)).collect();
+    let source = feeder.copied_buffer(600_000);
+    let mut targets: Vec<Buffer> = (0..10).map(|_| feeder.copied_buffer(120_000)).collect();
     for round in 0..3 {
         let lengths = [60_000, 1, 16_384, 50_000, 4096 + round];
         let mut at = 0;
@@ -278,7 +278,7 @@ fn many_messages() {
         println!("recvmmsg: {got} {lens:?}");
         let mut from = 0;
         for (target, len) in targets.iter_mut().zip(lengths) {
-            target.received(100 * round, source.mirror(from, len));
+            target.note_received(100 * round, source.mirror(from, len));
             from += len;
         }
         for target in &targets {
@@ -290,8 +290,8 @@ fn many_messages() {
 /// Descriptors and credentials that travel with a large message.
 fn control_messages() {
     let mut feeder = Feeder::new(7);
-    let source = feeder.copied(MIB / 2);
-    let mut target = feeder.copied(MIB);
+    let source = feeder.copied_buffer(MIB / 2);
+    let mut target = feeder.copied_buffer(MIB);
     let (reader, _writer) = std::io::pipe().expect("pipe");
     let on = 1;
     // SAFETY: the option's value is one int.
@@ -321,7 +321,7 @@ fn control_messages() {
         let got = unsafe { libc::recvmsg(feeder.far(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
         println!("recvmsg: {got}, control {}, flags {:#x}", header.msg_controllen, header.msg_flags);
         let got = usize::try_from(got).expect("received");
-        target.received(at, source.mirror(at, got));
+        target.note_received(at, source.mirror(at, got));
         at += got;
         // SAFETY: the kernel filled the control buffer up to msg_controllen.
         unsafe {
@@ -343,19 +343,19 @@ fn control_messages() {
 /// Numbers of parts and lengths at and beyond the limits.
 fn vector_limits() {
     let mut feeder = Feeder::new(8);
-    let mut buffer = feeder.copied(MIB);
+    let mut buffer = feeder.copied_buffer(MIB);
     let many = |count: usize, len: usize| -> Vec<iovec> {
         (0..count).map(|index| buffer.part(index * len, len)).collect()
     };
     let (seed, offered) = feeder.offer(700_000);
     println!("1024 parts: {:?}", input(InputCall::Readv, feeder.near(), &mut many(1024, 1000), 0));
-    buffer.received_stream(0, offered, seed, 0);
+    buffer.note_received_stream(0, offered, seed, 0);
     buffer.check_all("a thousand parts");
     for call in OutputCall::SOCKET.iter().filter(|call| call.is_vector()) {
         let mut parts: Vec<iovec> = (0..1024).map(|index| buffer.part(index * 1000, 700)).collect();
         println!("{call:?} of 1024 parts: {:?}", output(*call, feeder.near(), &mut parts, 0));
         for index in 0..1024 {
-            feeder.expect(&buffer, index * 1000, 700);
+            feeder.check_arrived(&buffer, index * 1000, 700);
         }
         let mut parts: Vec<iovec> = (0..1025).map(|index| buffer.part(index * 1000, 700)).collect();
         println!("{call:?} of 1025 parts: {:?}", output(*call, feeder.near(), &mut parts, 0));
@@ -388,12 +388,12 @@ fn vector_limits() {
     println!("no part: {none}");
     let mut zeroes = [part(null_mut(), 0), buffer.part(5, 0), buffer.part(0, 100_000), part(null_mut(), 0)];
     println!("empty parts: {:?}", output(OutputCall::Writev, feeder.near(), &mut zeroes, 0));
-    feeder.expect(&buffer, 0, 100_000);
+    feeder.check_arrived(&buffer, 0, 100_000);
 }
 
 fn files_and_devices() {
     let mut feeder = Feeder::new(9);
-    let mut buffer = feeder.copied(MIB);
+    let mut buffer = feeder.copied_buffer(MIB);
     let parts = [buffer.part(0, MIB)];
     let (reader, _writer) = std::io::pipe().expect("pipe");
     for call in FileInput::ALL {
@@ -411,10 +411,10 @@ fn files_and_devices() {
     assert!(maps.starts_with(b"5") || maps.starts_with(b"7"), "maps");
     let random = std::fs::File::open("/dev/urandom").expect("/dev/urandom");
     println!("random: {:?}", input(InputCall::Read, random.as_raw_fd(), &mut [buffer.part(0, MIB)], 0));
-    let snapshot = plain::PlainBytes::new(MIB);
+    let snapshot = oracle::OracleBytes::new(MIB);
     // SAFETY: both `snapshot` and `buffer` have `MIB` bytes.
-    unsafe { plain::copy(snapshot.pointer(), buffer.at(0), MIB) };
-    buffer.received(0, snapshot.slice(0, MIB));
+    unsafe { oracle::copy(snapshot.pointer(), buffer.at(0), MIB) };
+    buffer.note_received(0, snapshot.slice(0, MIB));
     let mut copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
     copy.store(70_000, 1, 3);
     copy.check_all("a copy of random bytes");
@@ -433,14 +433,14 @@ fn files_and_devices() {
         "timeout with data: {:?}",
         input(InputCall::Recv, feeder.near(), &mut [copy.part(0, MIB)], flags)
     );
-    copy.received_stream(0, offered, seed, 0);
+    copy.note_received_stream(0, offered, seed, 0);
     copy.check_all("after a timeout");
 }
 
 /// A copy to an unmapped address ends the program as without uncopy.
 fn copy_to_nowhere() {
     let mut feeder = Feeder::new(10);
-    let buffer = feeder.copied(MIB);
+    let buffer = feeder.copied_buffer(MIB);
     println!("before");
     // SAFETY: the address is never mapped: the copy ends the program by SIGSEGV, as the test expects.
     unsafe { CopyCall::Memcpy.copy(without_provenance_mut(8192), buffer.at(0), MIB) };
@@ -472,7 +472,7 @@ fn own_fault_handler() {
 /// A write to a broken pipe raises SIGPIPE unless the program ignores it.
 fn broken_pipe_signal() {
     let mut feeder = Feeder::new(11);
-    let buffer = feeder.copied(MIB);
+    let buffer = feeder.copied_buffer(MIB);
     let (reader, writer) = std::io::pipe().expect("pipe");
     drop(reader);
     // SAFETY: the default action is what a C program starts with.

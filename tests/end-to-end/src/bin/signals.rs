@@ -15,14 +15,14 @@ use uncopy_tests::counters::Counters;
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::jump::JumpPoint;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, errno};
+use uncopy_tests::oracle::{self, errno};
 use uncopy_tests::random::Random;
 
 const MIB: usize = 1 << 20;
 /// Bytes that the timer's handler copies each time.
 const HANDLER_BYTES: usize = 64 << 10;
 
-fn handle(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
+fn install_handler(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
     // SAFETY: the handlers here call async-signal-safe functions only.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -70,18 +70,18 @@ extern "C" fn on_alarm_copy(_signal: c_int) {
         let mirror = HANDLER_MIRROR.load(Ordering::Relaxed);
         let byte = source.add(MIB - 1 - at).read_volatile() == mirror.add(MIB - 1 - at).read_volatile();
         CopyCall::Memcpy.copy(target.add(to), source.add(at), HANDLER_BYTES);
-        let same = plain::first_difference(target.add(to), mirror.add(at), HANDLER_BYTES).is_none();
+        let same = oracle::first_difference(target.add(to), mirror.add(at), HANDLER_BYTES).is_none();
         if !byte || !same {
             WRONG.store(true, Ordering::Relaxed);
         }
     }
-    plain::set_errno(saved);
+    oracle::set_errno(saved);
 }
 
 /// Gives the handler new buffers.
-fn renew(feeder: &mut Feeder) -> (Buffer, Buffer) {
-    let source = feeder.copied(MIB);
-    let target = feeder.copied(MIB);
+fn renew_handler_buffers(feeder: &mut Feeder) -> (Buffer, Buffer) {
+    let source = feeder.copied_buffer(MIB);
+    let target = feeder.copied_buffer(MIB);
     HANDLER_SOURCE.store(source.at(0), Ordering::Relaxed);
     HANDLER_TARGET.store(target.at(0), Ordering::Relaxed);
     HANDLER_MIRROR.store(source.mirror_at(0), Ordering::Relaxed);
@@ -91,17 +91,17 @@ fn renew(feeder: &mut Feeder) -> (Buffer, Buffer) {
 /// For two seconds, and until both have done enough work, a timer's handler and the program copy buffers.
 fn copies_in_a_timer_handler(seed: u64, flags: c_int) {
     let mut own = Feeder::new(seed + 1);
-    let mut handlers = renew(&mut own);
-    handle(libc::SIGALRM, on_alarm_copy, libc::SA_RESTART | flags);
+    let mut handlers = renew_handler_buffers(&mut own);
+    install_handler(libc::SIGALRM, on_alarm_copy, libc::SA_RESTART | flags);
     set_timer(1000);
     let mut feeder = Feeder::new(seed);
     let mut random = Random::new(seed);
-    let mut buffers: Vec<Buffer> = (0..4).map(|_| feeder.copied(MIB)).collect();
+    let mut buffers: Vec<Buffer> = (0..4).map(|_| feeder.copied_buffer(MIB)).collect();
     let start = Instant::now();
     let mut rounds = 0usize;
     let is_enough = |rounds: usize| rounds > 100 && HANDLED.load(Ordering::Relaxed) > 100;
-    let least = Duration::from_secs(2);
-    while start.elapsed() < least || (!is_enough(rounds) && start.elapsed() < 20 * least) {
+    let min_duration = Duration::from_secs(2);
+    while start.elapsed() < min_duration || (!is_enough(rounds) && start.elapsed() < 20 * min_duration) {
         rounds += 1;
         let index = random.below(4);
         let len = random.length(MIB);
@@ -116,7 +116,7 @@ fn copies_in_a_timer_handler(seed: u64, flags: c_int) {
             4 => buffers[index].check(0, len, "while signals arrive"),
             _ => {
                 block_alarm(true);
-                handlers = renew(&mut own);
+                handlers = renew_handler_buffers(&mut own);
                 block_alarm(false);
             }
         }
@@ -133,7 +133,7 @@ fn copies_in_a_timer_handler(seed: u64, flags: c_int) {
 
 /// Copies in a timer handler that runs on an alternate stack of 16 KiB.
 fn copies_on_an_alternate_stack(seed: u64) {
-    let stack = plain::PlainBytes::new(16 << 10);
+    let stack = oracle::OracleBytes::new(16 << 10);
     let stack = libc::stack_t { ss_sp: stack.pointer().cast(), ss_flags: 0, ss_size: stack.len() };
     // SAFETY: the stack stays mapped until the program ends, because its owner is forgotten.
     assert_eq!(unsafe { libc::sigaltstack(&raw const stack, null_mut()) }, 0);
@@ -143,7 +143,7 @@ fn copies_on_an_alternate_stack(seed: u64) {
 /// Action of a handler that runs on a painted stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-enum OnSmallStack {
+enum SmallStackCall {
     Nothing,
     Memcpy,
     Write,
@@ -155,7 +155,7 @@ enum OnSmallStack {
     Recv,
 }
 
-impl OnSmallStack {
+impl SmallStackCall {
     const ALL: [Self; 9] = [
         Self::Nothing,
         Self::Memcpy,
@@ -172,7 +172,7 @@ impl OnSmallStack {
     ///
     /// # Safety
     /// Both pointers must be valid for a megabyte.
-    unsafe fn act(self, from: *mut c_void, to: *mut c_void, [file, near, far]: [c_int; 3]) {
+    unsafe fn call(self, from: *mut c_void, to: *mut c_void, [file, near, far]: [c_int; 3]) {
         let halves = |at: *mut c_void| {
             // SAFETY: the second half of the megabyte.
             let second = unsafe { at.byte_add(MIB / 2) };
@@ -200,10 +200,10 @@ static SMALL_STACK_FDS: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
 
 extern "C" fn on_small_stack(_signal: c_int) {
     let fds = [0, 1, 2].map(|at| SMALL_STACK_FDS[at].load(Ordering::Relaxed));
-    let what = OnSmallStack::ALL[ON_SMALL_STACK.load(Ordering::Relaxed)];
+    let what = SmallStackCall::ALL[ON_SMALL_STACK.load(Ordering::Relaxed)];
     let (from, to) = (HANDLER_SOURCE.load(Ordering::Relaxed), HANDLER_TARGET.load(Ordering::Relaxed));
     // SAFETY: both have a megabyte, and nobody else uses them while the signal is handled.
-    unsafe { what.act(from.cast(), to.cast(), fds) };
+    unsafe { what.call(from.cast(), to.cast(), fds) };
 }
 
 /// Calls on an alternate stack with little more room than libc's functions need use no more of it than that.
@@ -213,44 +213,44 @@ fn calls_on_small_stacks(seed: u64) {
     const STACK_BYTES: usize = 16 << 10;
     const PAINT: u8 = 0xA5;
     let mut feeder = Feeder::new(seed);
-    let stack = plain::PlainBytes::new(STACK_BYTES);
+    let stack = oracle::OracleBytes::new(STACK_BYTES);
     let alternate = libc::stack_t { ss_sp: stack.pointer().cast(), ss_flags: 0, ss_size: STACK_BYTES };
     // SAFETY: the stack is mapped until the end of this function, after which no signal comes.
     assert_eq!(unsafe { libc::sigaltstack(&raw const alternate, null_mut()) }, 0);
-    handle(libc::SIGUSR1, on_small_stack, libc::SA_ONSTACK);
+    install_handler(libc::SIGUSR1, on_small_stack, libc::SA_ONSTACK);
     // SAFETY: memfd_create(2) reads the name, a NUL-terminated literal.
     let file = unsafe { libc::memfd_create(c"uncopy-test".as_ptr(), 0) };
     let (near, far) = std::os::unix::net::UnixStream::pair().expect("a pair");
     far.set_nonblocking(true).expect("fcntl");
     let fds = [file, std::os::fd::AsRawFd::as_raw_fd(&near), std::os::fd::AsRawFd::as_raw_fd(&far)];
-    for (place, fd) in SMALL_STACK_FDS.iter().zip(fds) {
-        place.store(fd, Ordering::Relaxed);
+    for (slot, fd) in SMALL_STACK_FDS.iter().zip(fds) {
+        slot.store(fd, Ordering::Relaxed);
     }
-    let mut least = 0;
-    for (number, what) in OnSmallStack::ALL.into_iter().enumerate() {
+    let mut baseline = 0;
+    for (number, what) in SmallStackCall::ALL.into_iter().enumerate() {
         ON_SMALL_STACK.store(number, Ordering::Relaxed);
         for turn in 0..4 {
-            let source = feeder.copied(MIB);
-            let target = feeder.copied(MIB);
+            let source = feeder.copied_buffer(MIB);
+            let target = feeder.copied_buffer(MIB);
             HANDLER_SOURCE.store(source.at(0), Ordering::Relaxed);
             HANDLER_TARGET.store(target.at(0), Ordering::Relaxed);
             // SAFETY: the stack's bytes, while no handler runs.
-            unsafe { plain::set(stack.pointer(), STACK_BYTES, PAINT) };
+            unsafe { oracle::set(stack.pointer(), STACK_BYTES, PAINT) };
             // SAFETY: raise(3) takes an integer; the handler for SIGUSR1 was installed above.
             assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0, "raise");
             let untouched = stack.slice(0, STACK_BYTES).iter().take_while(|byte| **byte == PAINT).count();
             let used = STACK_BYTES - untouched;
-            if what == OnSmallStack::Nothing {
-                least = least.max(used);
+            if what == SmallStackCall::Nothing {
+                baseline = baseline.max(used);
             }
             assert!(
-                used <= least + MAX_MORE_BYTES,
-                "{what:?}, turn {turn}: {used} bytes, and {least} for nothing"
+                used <= baseline + MAX_MORE_BYTES,
+                "{what:?}, turn {turn}: {used} bytes, and {baseline} for nothing"
             );
             source.check_all("read by a handler");
-            if what == OnSmallStack::Memcpy {
+            if what == SmallStackCall::Memcpy {
                 // SAFETY: `target` and the mirror of `source` have `MIB` bytes each.
-                let wrong = unsafe { plain::first_difference(target.at(0), source.mirror_at(0), MIB) };
+                let wrong = unsafe { oracle::first_difference(target.at(0), source.mirror_at(0), MIB) };
                 assert_eq!(wrong, None, "copied by a handler");
             }
         }
@@ -285,8 +285,8 @@ fn jump_out_of_receive(seed: u64) {
     let empty = Feeder::new(seed);
     set_nonblocking(empty.near(), false);
     FD.store(empty.near(), Ordering::Relaxed);
-    handle(libc::SIGALRM, on_alarm_jump, 0);
-    let keep = feeder.copied(MIB);
+    install_handler(libc::SIGALRM, on_alarm_jump, 0);
+    let keep = feeder.copied_buffer(MIB);
     for _ in 0..200 {
         let buffer = Buffer::copy_of(CopyCall::Memcpy, &keep, 0, MIB);
         set_timer(2000);
@@ -296,19 +296,19 @@ fn jump_out_of_receive(seed: u64) {
         assert!(jumped, "recv on an empty socket came back");
         buffer.check_all("a buffer that received nothing");
         keep.check(0, 100_000, "another buffer");
-        feeder.copied(100_000).check_all("received after a jump");
+        feeder.copied_buffer(100_000).check_all("received after a jump");
     }
     keep.check_all("another buffer");
 }
 
-/// The buffer of `receive_much`.
-const MUCH_BYTES: usize = 8 * MIB;
+/// The buffer of `receive_large`.
+const LARGE_BYTES: usize = 8 * MIB;
 
 /// Blocks in `recv` of much more than arrives, `depth` frames further down.
-extern "C" fn receive_much(buffer: *mut c_void) {
+extern "C" fn receive_large(buffer: *mut c_void) {
     ARMED.store(true, Ordering::Relaxed);
-    let mut part = [libc::iovec { iov_base: buffer, iov_len: MUCH_BYTES }];
-    // SAFETY: the caller passes a buffer of `MUCH_BYTES` bytes.
+    let mut part = [libc::iovec { iov_base: buffer, iov_len: LARGE_BYTES }];
+    // SAFETY: the caller passes a buffer of `LARGE_BYTES` bytes.
     let _ = unsafe { InputCall::Recv.input(FD.load(Ordering::Relaxed), &mut part, 0) };
     ARMED.store(false, Ordering::Relaxed);
 }
@@ -319,25 +319,25 @@ fn jumps_keep_no_memory(seed: u64) {
     let empty = Feeder::new(seed);
     set_nonblocking(empty.near(), false);
     FD.store(empty.near(), Ordering::Relaxed);
-    handle(libc::SIGALRM, on_alarm_jump, 0);
-    let buffer = Buffer::new(Origin::Malloc, MUCH_BYTES);
-    feeder.copied(MIB).check_all("before any jump");
+    install_handler(libc::SIGALRM, on_alarm_jump, 0);
+    let buffer = Buffer::new(Origin::Malloc, LARGE_BYTES);
+    feeder.copied_buffer(MIB).check_all("before any jump");
     for _ in 0..50 {
         set_timer(2000);
         // SAFETY: the frames between hold nothing that must be dropped.
         assert!(
             // SAFETY: nothing between the call and the jump has anything to drop.
-            unsafe { POINT.catch(receive_much, buffer.at(0).cast()) },
+            unsafe { POINT.catch(receive_large, buffer.at(0).cast()) },
             "recv on an empty socket came back"
         );
         set_timer(0);
     }
     buffer.check_all("a buffer that received nothing");
-    feeder.copied(MIB).check_all("received after the jumps");
+    feeder.copied_buffer(MIB).check_all("received after the jumps");
     if let Some(counters) = Counters::live(std::process::id()) {
         let held = counters.get(Counter::SegmentsBytes);
-        assert!(held <= 3 * MUCH_BYTES as u64, "{held} bytes are held: {counters}");
-        assert!(counters.get(Counter::SegmentsPeakBytes) >= MUCH_BYTES as u64, "nothing was received into");
+        assert!(held <= 3 * LARGE_BYTES as u64, "{held} bytes are held: {counters}");
+        assert!(counters.get(Counter::SegmentsPeakBytes) >= LARGE_BYTES as u64, "nothing was received into");
     }
 }
 
@@ -362,8 +362,8 @@ extern "C" fn work_forever(work: *mut c_void) {
             CopyCall::Memmove.copy(work.target, work.target.add(45), MIB - 45);
             let mut part = [libc::iovec { iov_base: work.target.cast(), iov_len: 200_000 }];
             let _ = OutputCall::Send.output(work.near, &mut part, libc::MSG_DONTWAIT);
-            let _ = plain::raw_read(work.far, work.wire, MIB);
-            let _ = plain::raw_write(work.far, work.wire, 150_000);
+            let _ = oracle::raw_read(work.far, work.wire, MIB);
+            let _ = oracle::raw_write(work.far, work.wire, 150_000);
             let mut part = [libc::iovec { iov_base: work.target.add(5).cast(), iov_len: MIB - 5 }];
             let _ = InputCall::Recv.input(work.near, &mut part, libc::MSG_DONTWAIT);
             let _ = work.target.add(500_000).read_volatile();
@@ -375,12 +375,12 @@ extern "C" fn work_forever(work: *mut c_void) {
 fn jump_out_of_anything(seed: u64) {
     let mut random = Random::new(seed);
     let mut feeder = Feeder::new(seed);
-    handle(libc::SIGALRM, on_alarm_jump, 0);
+    install_handler(libc::SIGALRM, on_alarm_jump, 0);
     for _ in 0..400 {
-        let source = feeder.copied(MIB);
+        let source = feeder.copied_buffer(MIB);
         let target = Buffer::new(Origin::Malloc, MIB);
         let scratch = Feeder::new(seed);
-        let wire = plain::PlainBytes::new(MIB);
+        let wire = oracle::OracleBytes::new(MIB);
         let mut work = Work {
             source: source.at(0),
             target: target.at(0),
@@ -394,7 +394,7 @@ fn jump_out_of_anything(seed: u64) {
         set_timer(0);
         assert!(jumped);
         source.check_all("what was only read");
-        feeder.copied(50_000).check_all("received after a jump");
+        feeder.copied_buffer(50_000).check_all("received after a jump");
         drop(target);
     }
     assert_eq!(JUMPS.load(Ordering::Relaxed), 400);
@@ -405,9 +405,9 @@ extern "C" fn on_alarm_nothing(_signal: c_int) {}
 /// Calls that a signal interrupts return the same as without uncopy.
 fn interrupted_calls(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let mut buffer = feeder.copied(MIB);
+    let mut buffer = feeder.copied_buffer(MIB);
     set_nonblocking(feeder.near(), false);
-    handle(libc::SIGALRM, on_alarm_nothing, 0);
+    install_handler(libc::SIGALRM, on_alarm_nothing, 0);
     for call in InputCall::SOCKET {
         set_timer(3000);
         let mut part = [buffer.part(0, MIB)];
@@ -423,7 +423,7 @@ fn interrupted_calls(seed: u64) {
         // SAFETY: the part is inside the buffer.
         println!("{call:?} of all: {:?}", unsafe { call.input(feeder.near(), &mut part, libc::MSG_WAITALL) });
         set_timer(0);
-        buffer.received_stream(0, offered, stream, 0);
+        buffer.note_received_stream(0, offered, stream, 0);
         buffer.check_all("after an interrupted receive of all");
     }
     // The pipe is full: the bytes written before the signal count.
@@ -448,7 +448,7 @@ fn blocked_signals_wait(seed: u64) {
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut());
         let mut feeder = Feeder::new(seed);
-        let copy = feeder.copied(MIB);
+        let copy = feeder.copied_buffer(MIB);
         for signal in [libc::SIGUSR1, libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
             copy.check(4096, 9000, "before a signal");
             libc::kill(libc::getpid(), signal);
@@ -462,7 +462,7 @@ fn blocked_signals_wait(seed: u64) {
 
 /// Sets by prctl(2), or by the bare system call, whether this thread may read the time stamp
 /// counter. Returns whether the kernel accepted that.
-fn set_counter(mode: c_int, is_bare: bool) -> bool {
+fn set_tsc_mode(mode: c_int, is_bare: bool) -> bool {
     // SAFETY: nothing in this thread reads the counter while that is a fault.
     unsafe {
         if is_bare {
@@ -474,11 +474,11 @@ fn set_counter(mode: c_int, is_bare: bool) -> bool {
 }
 
 /// A thread for which reading the time stamp counter is a fault continues as before, whichever call it made.
-fn counter_forbidden(seed: u64) {
+fn time_stamp_counter_forbidden(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut receive = |what: &str| {
         for _ in 0..20 {
-            let copy = feeder.copied(MIB);
+            let copy = feeder.copied_buffer(MIB);
             feeder.send(OutputCall::Send, &copy, 0, 200_000);
             copy.check_all(what);
         }
@@ -486,9 +486,9 @@ fn counter_forbidden(seed: u64) {
     receive("before");
     for is_bare in [false, true] {
         let how = if is_bare { "syscall" } else { "prctl" };
-        println!("{how}: {}", set_counter(libc::PR_TSC_SIGSEGV, is_bare));
+        println!("{how}: {}", set_tsc_mode(libc::PR_TSC_SIGSEGV, is_bare));
         receive("while the counter is forbidden");
-        println!("{how}: {}", set_counter(libc::PR_TSC_ENABLE, is_bare));
+        println!("{how}: {}", set_tsc_mode(libc::PR_TSC_ENABLE, is_bare));
         receive("later");
     }
 }
@@ -503,7 +503,7 @@ fn main() {
         "jumps_keep_no_memory" => jumps_keep_no_memory(seed),
         "jump_out_of_anything" => jump_out_of_anything(seed),
         "interrupted_calls" => interrupted_calls(seed),
-        "counter_forbidden" => counter_forbidden(seed),
+        "time_stamp_counter_forbidden" => time_stamp_counter_forbidden(seed),
         "calls_on_small_stacks" => calls_on_small_stacks(seed),
         "blocked_signals_wait" => blocked_signals_wait(seed),
         other => panic!("unknown scenario {other}"),

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
-use uncopy_tests::forked::{child, wait};
+use uncopy_tests::forked::{fork_child, wait};
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, errno};
+use uncopy_tests::oracle::{self, errno};
 use uncopy_tests::random::Random;
 
 const KIB: usize = 1 << 10;
@@ -25,7 +25,7 @@ const WORKERS: usize = 8;
 /// Number of packages in circulation.
 const PACKAGES: usize = 24;
 /// Number of packages that a thread handles before another replaces it.
-const SHIFT: usize = 30;
+const PACKAGES_PER_THREAD: usize = 30;
 
 /// A parcel that threads pass to one another.
 enum Package {
@@ -57,7 +57,7 @@ impl Worker {
     fn run(mut self) {
         let mut feeder = Feeder::new(self.seed);
         let mut kept: Option<Buffer> = None;
-        for _ in 0..SHIFT {
+        for _ in 0..PACKAGES_PER_THREAD {
             match self.inbox.recv().expect("the others live") {
                 Package::End => return,
                 Package::Shared(buffer) => self.read(&buffer),
@@ -137,8 +137,11 @@ impl Worker {
             _ => {
                 // Freed by another thread than the one that allocated the block.
                 let len = self.random.between(20 * KIB, MIB);
-                buffer =
-                    if self.random.one_in(2) { feeder.copied(len) } else { Buffer::new(Origin::Calloc, len) };
+                buffer = if self.random.one_in(2) {
+                    feeder.copied_buffer(len)
+                } else {
+                    Buffer::new(Origin::Calloc, len)
+                };
             }
         }
         buffer
@@ -158,13 +161,13 @@ fn passing(seed: u64, hops: usize) {
     let mut feeder = Feeder::new(seed + 500);
     let mut random = Random::new(seed + 500);
     for number in 0..PACKAGES {
-        let buffer = feeder.copied(random.between(40 * KIB, MIB));
+        let buffer = feeder.copied_buffer(random.between(40 * KIB, MIB));
         senders[number % WORKERS].send(Package::Own(buffer, hops)).expect("queue");
     }
-    let mut own = feeder.copied(MIB);
-    let shared = Arc::new(feeder.copied(300 * KIB));
+    let mut own = feeder.copied_buffer(MIB);
+    let shared = Arc::new(feeder.copied_buffer(300 * KIB));
     while arrived.load(Ordering::Acquire) < PACKAGES {
-        let pid = child(|| {
+        let pid = fork_child(|| {
             own.store(random.below(MIB - 9000), 9000, 5);
             own.check_all("in a child");
             shared.check_all("shared, in a child");
@@ -235,7 +238,7 @@ fn storm_task(which: usize) {
                 let expected = task.mirror.add(at + task.turn % HANDLER_BYTES).read_volatile();
                 task.target.add(touched).read_volatile() == expected
                     && (!task.turn.is_multiple_of(64)
-                        || plain::first_difference(task.target.add(to), task.mirror.add(at), HANDLER_BYTES)
+                        || oracle::first_difference(task.target.add(to), task.mirror.add(at), HANDLER_BYTES)
                             .is_none())
             })
         };
@@ -243,21 +246,21 @@ fn storm_task(which: usize) {
             WRONG.store(true, Ordering::Relaxed);
         }
     });
-    plain::set_errno(saved);
+    oracle::set_errno(saved);
 }
 
 thread_local! {
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static IN_ALARM_HANDLER: Cell<bool> = const { Cell::new(false) };
 }
 
 extern "C" fn on_alarm(_signal: c_int) {
-    INSIDE.set(true);
+    IN_ALARM_HANDLER.set(true);
     storm_task(0);
-    INSIDE.set(false);
+    IN_ALARM_HANDLER.set(false);
 }
 
 extern "C" fn on_timer(_signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if INSIDE.get() {
+    if IN_ALARM_HANDLER.get() {
         NESTED.fetch_add(1, Ordering::Relaxed);
     }
     // SAFETY: the kernel passes valid pointers to an SA_SIGINFO handler, and null is checked first.
@@ -271,7 +274,7 @@ extern "C" fn on_timer(_signal: c_int, info: *mut libc::siginfo_t, context: *mut
 struct Storm {
     timer: libc::timer_t,
     buffers: Vec<Buffer>,
-    stack: plain::PlainBytes,
+    stack: oracle::OracleBytes,
 }
 
 fn block_signals(how: c_int) {
@@ -289,12 +292,12 @@ impl Storm {
     fn begin(seed: u64, interval_us: i64) -> Self {
         block_signals(libc::SIG_BLOCK);
         let mut feeder = Feeder::new(seed);
-        let stack = plain::PlainBytes::new(64 * KIB);
-        let given = libc::stack_t { ss_sp: stack.pointer().cast(), ss_flags: 0, ss_size: stack.len() };
+        let stack = oracle::OracleBytes::new(64 * KIB);
+        let signal_stack = libc::stack_t { ss_sp: stack.pointer().cast(), ss_flags: 0, ss_size: stack.len() };
         let mut buffers = Vec::new();
         TASKS.with(|tasks| {
             for task in tasks {
-                let (source, target) = (feeder.copied(TASK_BYTES), feeder.copied(TASK_BYTES));
+                let (source, target) = (feeder.copied_buffer(TASK_BYTES), feeder.copied_buffer(TASK_BYTES));
                 let mirror = source.mirror_at(0);
                 task.set(Task { source: source.at(0), target: target.at(0), mirror, turn: 0 });
                 buffers.extend([source, target]);
@@ -305,7 +308,7 @@ impl Storm {
         let mut timer = null_mut();
         // SAFETY: all structures are valid for their calls; the stack lives as long as this value.
         unsafe {
-            assert_eq!(libc::sigaltstack(&raw const given, null_mut()), 0, "sigaltstack");
+            assert_eq!(libc::sigaltstack(&raw const signal_stack, null_mut()), 0, "sigaltstack");
             let mut event: libc::sigevent = std::mem::zeroed();
             event.sigev_notify = libc::SIGEV_THREAD_ID;
             event.sigev_signo = libc::SIGRTMIN() + 3;
@@ -334,7 +337,7 @@ impl Drop for Storm {
     }
 }
 
-fn handle(signal: c_int, handler: usize, flags: c_int) {
+fn install_handler(signal: c_int, handler: usize, flags: c_int) {
     // SAFETY: the handlers here call async-signal-safe functions only.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -371,14 +374,14 @@ fn receive_blocking(seed: u64, stop: &AtomicBool) -> usize {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             block_signals(libc::SIG_BLOCK);
-            let mut wire = plain::PlainBytes::new(64 * KIB);
+            let mut wire = oracle::OracleBytes::new(64 * KIB);
             let mut sent = 0;
             while !stop.load(Ordering::Relaxed) {
                 wire.fill(0, 50_000, seed, sent);
                 let mut at = 0;
                 while at < 50_000 {
                     // SAFETY: the wire holds 50,000 bytes, and `at` is below that.
-                    at += unsafe { plain::raw_write(ends[1], wire.at(at), 50_000 - at) }.expect("written");
+                    at += unsafe { oracle::raw_write(ends[1], wire.at(at), 50_000 - at) }.expect("written");
                 }
                 sent += at;
                 std::thread::yield_now();
@@ -396,7 +399,7 @@ fn receive_blocking(seed: u64, stop: &AtomicBool) -> usize {
                 Ok(0) => break,
                 Ok(now) => {
                     interrupted += usize::from(now < 200_000);
-                    buffer.received_stream(0, now, seed, got);
+                    buffer.note_received_stream(0, now, seed, got);
                     buffer.check(0, now, "received in interrupted calls");
                     got += now;
                 }
@@ -419,9 +422,9 @@ fn receive_blocking(seed: u64, stop: &AtomicBool) -> usize {
 /// interrupts the other handler too.
 fn storm(seed: u64, seconds: usize) {
     block_signals(libc::SIG_BLOCK);
-    handle(libc::SIGALRM, on_alarm as *const () as usize, libc::SA_RESTART);
+    install_handler(libc::SIGALRM, on_alarm as *const () as usize, libc::SA_RESTART);
     let flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    handle(libc::SIGRTMIN() + 3, on_timer as *const () as usize, flags);
+    install_handler(libc::SIGRTMIN() + 3, on_timer as *const () as usize, flags);
     let stop = AtomicBool::new(false);
     let length = Duration::from_secs(seconds as u64);
     let mut rounds = 0usize;
@@ -433,7 +436,7 @@ fn storm(seed: u64, seconds: usize) {
                     let _storm = Storm::begin(seed + 10 + number, 400);
                     let mut random = Random::new(seed + 20 + number);
                     let mut feeder = Feeder::new(seed + 30 + number);
-                    let mut buffers: Vec<Buffer> = (0..3).map(|_| feeder.copied(256 * KIB)).collect();
+                    let mut buffers: Vec<Buffer> = (0..3).map(|_| feeder.copied_buffer(256 * KIB)).collect();
                     let mut rounds = 0usize;
                     while !stop.load(Ordering::Relaxed) {
                         work(&mut random, &mut feeder, &mut buffers);
@@ -454,7 +457,7 @@ fn storm(seed: u64, seconds: usize) {
         assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, null_mut()) }, 0);
         let mut random = Random::new(seed);
         let mut feeder = Feeder::new(seed + 1);
-        let mut buffers: Vec<Buffer> = (0..3).map(|_| feeder.copied(256 * KIB)).collect();
+        let mut buffers: Vec<Buffer> = (0..3).map(|_| feeder.copied_buffer(256 * KIB)).collect();
         let start = Instant::now();
         while start.elapsed() < length {
             work(&mut random, &mut feeder, &mut buffers);

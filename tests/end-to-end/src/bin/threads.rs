@@ -20,7 +20,7 @@ use uncopy_tests::counters::Counters;
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::forked::wait;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain;
+use uncopy_tests::oracle;
 use uncopy_tests::random::Random;
 
 const MIB: usize = 1 << 20;
@@ -36,8 +36,8 @@ fn ring(seed: u64) {
     }
     let mut feeder = Feeder::new(seed);
     for start in &senders {
-        start.send((0, feeder.copied(MIB))).expect("queue");
-        start.send((0, feeder.received(300_000))).expect("queue");
+        start.send((0, feeder.copied_buffer(MIB))).expect("queue");
+        start.send((0, feeder.received_buffer(300_000))).expect("queue");
     }
     std::thread::scope(|scope| {
         for (number, receiver) in receivers.into_iter().enumerate() {
@@ -82,7 +82,7 @@ fn ring(seed: u64) {
 fn fault_storm(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for round in 0..12 {
-        let received = feeder.received(2 * MIB);
+        let received = feeder.received_buffer(2 * MIB);
         let mut second = Buffer::copy_of(CopyCall::Memcpy, &received, 1000, 2 * MIB - 1000);
         second.copy_within(CopyCall::Memmove, 0, 45, MIB);
         let barrier = Barrier::new(6);
@@ -122,7 +122,7 @@ fn writes_to_the_same_pages(seed: u64) {
     const THREADS: usize = 4;
     let mut feeder = Feeder::new(seed);
     for _ in 0..12 {
-        let mut buffer = feeder.copied(MIB);
+        let mut buffer = feeder.copied_buffer(MIB);
         let keep = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
         let barrier = Barrier::new(THREADS);
         std::thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn writes_to_the_same_pages(seed: u64) {
                     let mut at = number;
                     while at < MIB {
                         // SAFETY: every thread has its own residue, so no byte is written twice.
-                        unsafe { buffer.at(at).write_volatile(plain::stream_byte(seed, at)) };
+                        unsafe { buffer.at(at).write_volatile(oracle::stream_byte(seed, at)) };
                         at += THREADS * 331;
                     }
                 });
@@ -142,8 +142,8 @@ fn writes_to_the_same_pages(seed: u64) {
         for number in 0..THREADS {
             let mut at = number;
             while at < MIB {
-                let byte = plain::stream_byte(seed, at);
-                buffer.received(at, &[byte]);
+                let byte = oracle::stream_byte(seed, at);
+                buffer.note_received(at, &[byte]);
                 at += THREADS * 331;
             }
         }
@@ -156,7 +156,7 @@ fn writes_to_the_same_pages(seed: u64) {
 
 /// Two threads receive into the two halves of one buffer, which share a page.
 fn halves_of_one_buffer(seed: u64) {
-    let mut buffer = Feeder::new(seed).copied(2 * MIB);
+    let mut buffer = Feeder::new(seed).copied_buffer(2 * MIB);
     for round in 0..20 {
         let middle = MIB + 1234 + round * 77;
         let (near, far) = (buffer.at(0).addr(), buffer.at(middle).addr());
@@ -186,7 +186,7 @@ fn halves_of_one_buffer(seed: u64) {
             threads.into_iter().flat_map(|thread| thread.join().expect("thread")).collect()
         });
         for (stream, at, len) in seeds {
-            buffer.received_stream(at, len, stream, 0);
+            buffer.note_received_stream(at, len, stream, 0);
         }
         buffer.check_all("received by two threads");
     }
@@ -196,7 +196,7 @@ fn halves_of_one_buffer(seed: u64) {
 fn closes_every_descriptor(seed: u64) {
     for round in 0..4 {
         let mut feeder = Feeder::new(seed + round);
-        let received = feeder.received(MIB);
+        let received = feeder.received_buffer(MIB);
         let mut copy = Buffer::copy_of(CopyCall::Memcpy, &received, 77, MIB - 77);
         copy.check(5000, 10, "a page before");
         // SAFETY: the descriptors that the program itself still needs are 0 to 2 only.
@@ -240,7 +240,7 @@ fn closes_every_descriptor(seed: u64) {
 /// A program that puts its descriptors at numbers of its choice.
 fn takes_any_descriptor_number(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let received = feeder.received(MIB);
+    let received = feeder.received_buffer(MIB);
     let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB);
     let mut mapped = Buffer::new(Origin::Mapped, MIB);
     mapped.copy_from(CopyCall::Memcpy, 0, &received, 0, MIB);
@@ -264,7 +264,7 @@ fn takes_any_descriptor_number(seed: u64) {
         // SAFETY: the numbers from 100 to 999 are duplicates made by this function.
         assert_eq!(unsafe { libc::close(fd) }, 0, "close of {fd}");
     }
-    let fourth = feeder.copied(MIB);
+    let fourth = feeder.copied_buffer(MIB);
     // A new handler thread, for a new namespace if allowed, has the descriptor numbers of this moment.
     // SAFETY: unshare(2) takes an integer and accesses no memory.
     unsafe { libc::unshare(libc::CLONE_NEWIPC) };
@@ -296,8 +296,8 @@ fn threads_that_come_and_go(seed: u64) {
             .map(|number| {
                 std::thread::spawn(move || {
                     let mut feeder = Feeder::new(seed + round * 3 + number);
-                    CHECKED.set(Some(Checked(feeder.copied(200_000))));
-                    KEPT.set(Some(feeder.received(100_000)));
+                    CHECKED.set(Some(Checked(feeder.copied_buffer(200_000))));
+                    KEPT.set(Some(feeder.received_buffer(100_000)));
                 })
             })
             .collect();
@@ -313,7 +313,7 @@ fn exit_while_others_work(seed: u64) {
         std::thread::spawn(move || {
             let mut feeder = Feeder::new(seed + number);
             loop {
-                let mut copy = feeder.copied(500_000);
+                let mut copy = feeder.copied_buffer(500_000);
                 copy.store(1000, 200_000, 1);
                 copy.check_all("while the program ends");
             }
@@ -321,7 +321,7 @@ fn exit_while_others_work(seed: u64) {
     }
     let mut feeder = Feeder::new(seed + 10);
     for _ in 0..20 {
-        feeder.copied(MIB).check_all("in the main thread");
+        feeder.copied_buffer(MIB).check_all("in the main thread");
     }
     println!("leaving");
     std::process::exit(0);
@@ -352,7 +352,7 @@ extern "C-unwind" fn receive_forever(_argument: *mut c_void) -> *mut c_void {
 fn cancelled_receive(seed: u64) {
     for round in 0..20 {
         let mut feeder = Feeder::new(seed + round);
-        let keep = feeder.copied(MIB);
+        let keep = feeder.copied_buffer(MIB);
         let buffer = Buffer::copy_of(CopyCall::Memcpy, &keep, 0, MIB);
         let mut ends = [0; 2];
         // SAFETY: socketpair(2) writes two descriptors, for which `ends` has room.
@@ -376,7 +376,7 @@ fn cancelled_receive(seed: u64) {
             }
             if round % 2 == 0 {
                 let text = [9u8; 5000];
-                plain::raw_write(ends[1], text.as_ptr(), text.len()).expect("written");
+                oracle::raw_write(ends[1], text.as_ptr(), text.len()).expect("written");
             }
             assert_eq!(pthread_cancel(thread), 0);
             let mut result = std::ptr::null_mut();
@@ -386,9 +386,9 @@ fn cancelled_receive(seed: u64) {
             libc::close(ends[1]);
         }
         keep.check_all("not the cancelled thread's");
-        feeder.copied(MIB).check_all("after a cancelled receive");
-        let whole = Buffer::new(Origin::Calloc, MIB);
-        whole.check_all("allocated after a cancelled receive");
+        feeder.copied_buffer(MIB).check_all("after a cancelled receive");
+        let later = Buffer::new(Origin::Calloc, MIB);
+        later.check_all("allocated after a cancelled receive");
     }
 }
 
@@ -406,7 +406,7 @@ extern "C-unwind" fn copy_and_exit(argument: *mut c_void) -> *mut c_void {
 fn threads_that_end_themselves(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for round in 0..20 {
-        let received = feeder.copied(MIB + round);
+        let received = feeder.copied_buffer(MIB + round);
         let mut thread: libc::pthread_t = 0;
         let start = copy_and_exit as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
         // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
@@ -427,9 +427,9 @@ fn threads_that_end_themselves(seed: u64) {
 /// Memory held by calls of cancelled threads is returned when the threads end. Memory held by calls
 /// of other threads is not the child's, which has no such threads.
 fn cancelled_receives_keep_no_memory(seed: u64) {
-    const MUCH_BYTES: usize = 8 * MIB;
+    const LARGE_BYTES: usize = 8 * MIB;
     let mut feeder = Feeder::new(seed);
-    feeder.copied(MIB).check_all("before any thread");
+    feeder.copied_buffer(MIB).check_all("before any thread");
     let mut ends = [0; 2];
     // SAFETY: socketpair(2) writes two descriptors, for which `ends` has room.
     assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) }, 0);
@@ -439,7 +439,7 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
         Some(counters.get(Counter::SegmentsBytes) as usize)
     };
     for round in 0..12 {
-        let buffer = Buffer::new(Origin::Calloc, MUCH_BYTES);
+        let buffer = Buffer::new(Origin::Calloc, LARGE_BYTES);
         BLOCKED_BUFFER.store(buffer.at(0).cast(), Ordering::Relaxed);
         ENTERED.store(false, Ordering::Relaxed);
         let mut thread: libc::pthread_t = 0;
@@ -453,14 +453,14 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
             assert_eq!(made, 0);
         }
         uncopy_tests::scratch::wait_until("the blocked thread", || {
-            let is_blocked = held().is_none_or(|held| held >= MUCH_BYTES);
+            let is_blocked = held().is_none_or(|held| held >= LARGE_BYTES);
             (ENTERED.load(Ordering::Acquire) && is_blocked).then_some(())
         });
         if round % 4 == 0 {
             // SAFETY: the child only reads counters and ends by _exit.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                let kept = held().is_some_and(|held| held >= MUCH_BYTES);
+                let kept = held().is_some_and(|held| held >= LARGE_BYTES);
                 // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(i32::from(kept)) };
             }
@@ -474,10 +474,10 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
             assert_eq!(result, usize::MAX as *mut c_void, "PTHREAD_CANCELED");
         }
         let held = held().unwrap_or(0);
-        assert!(held < MUCH_BYTES, "{held} bytes are held after {} threads", round + 1);
+        assert!(held < LARGE_BYTES, "{held} bytes are held after {} threads", round + 1);
         buffer.check_all("a buffer that received nothing");
     }
-    feeder.copied(MIB).check_all("after the threads");
+    feeder.copied_buffer(MIB).check_all("after the threads");
 }
 
 /// Blocks in `recv` of 8 MiB; every second thread can be cancelled at any point.
@@ -509,45 +509,45 @@ static COROUTINE: AtomicPtr<Coroutine> = AtomicPtr::new(std::ptr::null_mut());
 /// Receives and copies into, from and through its own stack, which lies in a block of malloc.
 extern "C" fn coroutine() {
     // SAFETY: set before the coroutine is entered; main waits meanwhile.
-    let given = unsafe { &mut *COROUTINE.load(Ordering::Relaxed) };
-    let mut room = std::hint::black_box([5u8; 60_000]);
-    let len = room.len();
+    let state = unsafe { &mut *COROUTINE.load(Ordering::Relaxed) };
+    let mut array = std::hint::black_box([5u8; 60_000]);
+    let len = array.len();
     let copies: [CopyCall; 2] = [CopyCall::Memcpy, CopyCall::Memmove];
     // SAFETY: the ranges are inside the array and the buffers.
     unsafe {
-        copies[given.turn % 2].copy(room.as_mut_ptr(), given.source.at(given.turn * 100), len);
-        let wrong = plain::first_difference(room.as_ptr(), given.source.mirror_at(given.turn * 100), len);
+        copies[state.turn % 2].copy(array.as_mut_ptr(), state.source.at(state.turn * 100), len);
+        let wrong = oracle::first_difference(array.as_ptr(), state.source.mirror_at(state.turn * 100), len);
         assert_eq!(wrong, None, "copied to a coroutine's stack");
-        let (stream, offered) = given.feeder.offer(len);
+        let (stream, offered) = state.feeder.offer(len);
         let mut got = 0;
         while got < offered {
             let mut part =
-                [libc::iovec { iov_base: room.as_mut_ptr().add(got).cast(), iov_len: offered - got }];
-            got += InputCall::Recv.input(given.feeder.near(), &mut part, 0).expect("received");
+                [libc::iovec { iov_base: array.as_mut_ptr().add(got).cast(), iov_len: offered - got }];
+            got += InputCall::Recv.input(state.feeder.near(), &mut part, 0).expect("received");
         }
-        assert_eq!(plain::stream_difference(room.as_ptr(), len, stream, 0), None, "received on a stack");
+        assert_eq!(oracle::stream_difference(array.as_ptr(), len, stream, 0), None, "received on a stack");
         let target = libc::malloc(len).cast::<u8>();
-        CopyCall::Memcpy.copy(target, room.as_ptr(), len);
-        assert_eq!(plain::first_difference(target, room.as_ptr(), len), None, "copied from a stack");
+        CopyCall::Memcpy.copy(target, array.as_ptr(), len);
+        assert_eq!(oracle::first_difference(target, array.as_ptr(), len), None, "copied from a stack");
         libc::free(target.cast());
-        descend(5, given);
-        assert_eq!(plain::stream_difference(room.as_ptr(), len, stream, 0), None, "still on the stack");
-        libc::swapcontext(&raw mut given.own, &raw const given.main);
+        descend(5, state);
+        assert_eq!(oracle::stream_difference(array.as_ptr(), len, stream, 0), None, "still on the stack");
+        libc::swapcontext(&raw mut state.own, &raw const state.main);
     }
 }
 
 /// Touches stack pages for the first time, while copying.
 #[inline(never)]
-fn descend(depth: usize, given: &mut Coroutine) {
-    let room = std::hint::black_box([depth as u8; 10_000]);
-    let from_stack = Buffer::copied_from(&room);
-    let copy = Buffer::copy_of(CopyCall::Memcpy, &given.source, depth, 40_000);
+fn descend(depth: usize, state: &mut Coroutine) {
+    let array = std::hint::black_box([depth as u8; 10_000]);
+    let from_stack = Buffer::from_bytes(&array);
+    let copy = Buffer::copy_of(CopyCall::Memcpy, &state.source, depth, 40_000);
     if depth > 0 {
-        descend(depth - 1, given);
+        descend(depth - 1, state);
     }
     copy.check(depth * 10, 5000, "copied on a coroutine's stack");
     from_stack.check_all("copied from a coroutine's frame");
-    assert!(std::hint::black_box(&room).iter().all(|byte| *byte == depth as u8), "a coroutine's frame");
+    assert!(std::hint::black_box(&array).iter().all(|byte| *byte == depth as u8), "a coroutine's frame");
 }
 
 /// Coroutines whose stacks held views, and are received into again.
@@ -555,27 +555,27 @@ fn coroutines_on_the_heap(seed: u64) {
     const STACK_BYTES: usize = 1 << 20;
     let mut feeder = Feeder::new(seed);
     for turn in 0..40 {
-        let source = feeder.copied(MIB);
-        let stack = feeder.copied(STACK_BYTES);
+        let source = feeder.copied_buffer(MIB);
+        let stack = feeder.copied_buffer(STACK_BYTES);
         // SAFETY: the stack is a buffer's memory, which the coroutine has for itself until it is done.
         unsafe {
-            let mut given = Coroutine {
+            let mut state = Coroutine {
                 main: std::mem::zeroed(),
                 own: std::mem::zeroed(),
                 feeder: Feeder::new(seed + turn as u64),
                 source,
                 turn,
             };
-            COROUTINE.store(&raw mut given, Ordering::Relaxed);
-            assert_eq!(libc::getcontext(&raw mut given.own), 0);
-            given.own.uc_stack.ss_sp = stack.at(0).cast();
-            given.own.uc_stack.ss_size = STACK_BYTES;
-            libc::makecontext(&raw mut given.own, coroutine, 0);
-            assert_eq!(libc::swapcontext(&raw mut given.main, &raw const given.own), 0);
-            given.source.check_all("what coroutines copied from");
+            COROUTINE.store(&raw mut state, Ordering::Relaxed);
+            assert_eq!(libc::getcontext(&raw mut state.own), 0);
+            state.own.uc_stack.ss_sp = stack.at(0).cast();
+            state.own.uc_stack.ss_size = STACK_BYTES;
+            libc::makecontext(&raw mut state.own, coroutine, 0);
+            assert_eq!(libc::swapcontext(&raw mut state.main, &raw const state.own), 0);
+            state.source.check_all("what coroutines copied from");
         }
         drop(stack);
-        feeder.received(STACK_BYTES).check_all("memory that was a stack");
+        feeder.received_buffer(STACK_BYTES).check_all("memory that was a stack");
     }
     if let Some(counters) = Counters::live(std::process::id()) {
         let blocks = counters.get(Counter::BlocksBytes) as usize;

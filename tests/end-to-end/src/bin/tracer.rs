@@ -11,7 +11,7 @@ use std::process::Command;
 use libc::{c_int, c_long, pid_t};
 
 /// Signal of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
-const AT_CALL: c_int = libc::SIGTRAP | 0x80;
+const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
 fn trace(request: libc::c_uint, pid: pid_t, data: usize) -> c_long {
     // SAFETY: requests that take no address; `data` is a number.
@@ -19,7 +19,7 @@ fn trace(request: libc::c_uint, pid: pid_t, data: usize) -> c_long {
 }
 
 /// Returns the number of the system call that a thread enters; `None` if it leaves one.
-fn entered(pid: pid_t) -> Option<u64> {
+fn entered_call(pid: pid_t) -> Option<u64> {
     // SAFETY: ptrace_syscall_info is plain data, of which zeroes are a valid value.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
     let len = size_of::<libc::ptrace_syscall_info>();
@@ -46,7 +46,7 @@ fn main() {
         });
     }
     let child = command.spawn().expect("the program").id().cast_signed();
-    let (mut calls, mut counts, mut is_set) = (0u64, false, false);
+    let (mut calls, mut is_counting, mut is_set) = (0u64, false, false);
     loop {
         let mut status = 0;
         // SAFETY: a place for the status. All children are the program's threads.
@@ -63,18 +63,19 @@ fn main() {
             is_set = true;
         }
         let signal = libc::WSTOPSIG(status);
-        if signal == AT_CALL
-            && let Some(call) = entered(pid)
+        if signal == SYSCALL_STOP
+            && let Some(call) = entered_call(pid)
         {
-            counts |= [libc::SYS_accept, libc::SYS_accept4, libc::SYS_connect].contains(&call.cast_signed());
-            calls += u64::from(counts);
-            if counts && calls == number {
+            is_counting |=
+                [libc::SYS_accept, libc::SYS_accept4, libc::SYS_connect].contains(&call.cast_signed());
+            calls += u64::from(is_counting);
+            if is_counting && calls == number {
                 // SAFETY: the child was not waited for to its end.
                 unsafe { libc::kill(child, libc::SIGKILL) };
             }
         }
         // Stops caused by tracing itself are not passed on to the program.
-        let is_own = [AT_CALL, libc::SIGTRAP, libc::SIGSTOP].contains(&signal);
+        let is_own = [SYSCALL_STOP, libc::SIGTRAP, libc::SIGSTOP].contains(&signal);
         trace(libc::PTRACE_SYSCALL, pid, if is_own { 0 } else { signal as usize });
     }
     std::fs::write(file, calls.to_string()).expect("the file");

@@ -17,9 +17,9 @@ use std::sync::{Mutex, PoisonError};
 
 use libc::iovec;
 use uncopy_tests::calls::{CopyCall, FileInput, FileOutput, InputCall, OutputCall, wait_ready};
-use uncopy_tests::links::{Link, links};
+use uncopy_tests::connected_pairs::{ConnectedPair, connected_pairs};
 use uncopy_tests::mirror::{Buffer, Origin, STATIC_BYTES};
-use uncopy_tests::plain::{self, PlainBytes};
+use uncopy_tests::oracle::{self, OracleBytes};
 use uncopy_tests::random::Random;
 
 /// Largest heap buffer of the walk.
@@ -42,7 +42,7 @@ fn log(line: String) {
 
 /// The oracle's bytes.
 #[derive(Clone, Copy)]
-enum Known {
+enum ByteSource {
     Wire,
     File,
 }
@@ -52,21 +52,21 @@ struct Walk {
     buffers: Vec<Buffer>,
     /// Ranges that were recently received or copied, and have views.
     recent: VecDeque<(usize, usize, usize)>,
-    duplex: Vec<Link>,
-    pipes_in: Vec<Link>,
-    pipes_out: Vec<Link>,
-    wire: PlainBytes,
+    duplex: Vec<ConnectedPair>,
+    pipes_in: Vec<ConnectedPair>,
+    pipes_out: Vec<ConnectedPair>,
+    wire: OracleBytes,
     file: File,
     append: File,
     direct: Option<File>,
-    content: PlainBytes,
+    content: OracleBytes,
     size: usize,
     foreign: bool,
 }
 
 impl Walk {
     fn new(seed: u64, path: &Path, foreign: bool) -> Self {
-        let (duplex, pipe_in, pipe_out) = links();
+        let (duplex, pipe_in, pipe_out) = connected_pairs();
         let mut random = Random::new(seed);
         let mut buffers: Vec<Buffer> = Origin::ALLOCATED
             .iter()
@@ -94,12 +94,12 @@ impl Walk {
             duplex,
             pipes_in: vec![pipe_in],
             pipes_out: vec![pipe_out],
-            wire: PlainBytes::new(2 * TRANSFER_LIMIT),
+            wire: OracleBytes::new(2 * TRANSFER_LIMIT),
             file,
             append: open(libc::O_APPEND).expect("scratch file"),
             // Not every file system supports O_DIRECT.
             direct: open(libc::O_DIRECT).ok(),
-            content: PlainBytes::new(FILE_LIMIT),
+            content: OracleBytes::new(FILE_LIMIT),
             size: 0,
             foreign,
         }
@@ -112,7 +112,7 @@ impl Walk {
             50..66 => self.send(),
             66..72 => self.read_file(),
             72..78 => self.write_file(),
-            78..82 => self.write_through_other_doors(),
+            78..82 => self.access_without_hooks(),
             82..90 => self.touch(),
             90..94 => self.check_one(),
             94..98 => self.replace(),
@@ -174,15 +174,15 @@ impl Walk {
     }
 
     /// Records `count` bytes that arrived in `parts`, taken from the wire or the file at `from`.
-    fn scatter(&mut self, parts: &[(usize, usize, usize)], source: Known, from: usize, count: usize) {
+    fn scatter(&mut self, parts: &[(usize, usize, usize)], source: ByteSource, from: usize, count: usize) {
         let mut done = 0;
         for (index, at, len) in parts {
             let now = (*len).min(count - done);
             let bytes = match source {
-                Known::Wire => self.wire.slice(from + done, now),
-                Known::File => self.content.slice(from + done, now),
+                ByteSource::Wire => self.wire.slice(from + done, now),
+                ByteSource::File => self.content.slice(from + done, now),
             };
-            self.buffers[*index].received(*at, bytes);
+            self.buffers[*index].note_received(*at, bytes);
             self.remember(*index, *at, now);
             done += now;
         }
@@ -200,8 +200,9 @@ impl Walk {
         for (index, at, len) in parts {
             let now = (*len).min(count - done);
             // SAFETY: `found` has `count` bytes; the mirror has the part's.
-            let wrong =
-                unsafe { plain::first_difference(found.add(done), self.buffers[*index].mirror_at(*at), now) };
+            let wrong = unsafe {
+                oracle::first_difference(found.add(done), self.buffers[*index].mirror_at(*at), now)
+            };
             assert_eq!(
                 wrong,
                 None,
@@ -214,16 +215,16 @@ impl Walk {
 
     fn receive(&mut self) {
         let choice = self.random.below(3);
-        let link = if choice == 2 { self.pipes_in[0] } else { self.duplex[choice] };
+        let pair = if choice == 2 { self.pipes_in[0] } else { self.duplex[choice] };
         let len = self.random.length(TRANSFER_LIMIT);
-        let seed = self.random.word();
+        let seed = self.random.next_u64();
         self.wire.fill(0, len, seed, 0);
         // SAFETY: the wire was filled with `len` bytes.
-        let ready = unsafe { plain::raw_write(link.far, self.wire.pointer(), len) }
+        let ready = unsafe { oracle::raw_write(pair.far, self.wire.pointer(), len) }
             .expect("an empty queue takes some");
         let mut got = 0;
         while got < ready {
-            let call = self.random.pick(if link.socket { InputCall::SOCKET } else { InputCall::ANY });
+            let call = self.random.pick(if pair.is_socket { InputCall::SOCKET } else { InputCall::ANY });
             let with_flags = InputCall::WITH_FLAGS.contains(&call);
             let mut flags = 0;
             if with_flags && self.random.one_in(3) {
@@ -232,23 +233,23 @@ impl Walk {
             if with_flags && self.random.one_in(4) {
                 flags |= libc::MSG_WAITALL;
             }
-            let discards = !link.exact && with_flags && self.random.one_in(10);
+            let discards = !pair.is_exact && with_flags && self.random.one_in(10);
             if discards {
                 flags = libc::MSG_TRUNC;
             }
             let parts = self.parts(call.is_vector(), TRANSFER_LIMIT, true);
-            let room: usize = parts.iter().map(|part| part.2).sum();
+            let capacity: usize = parts.iter().map(|part| part.2).sum();
             let mut vectors = self.vectors(&parts);
-            log(format!("{call:?} {flags:#x} of {got}..{ready} on {link:?} into {parts:?}"));
+            log(format!("{call:?} {flags:#x} of {got}..{ready} on {pair:?} into {parts:?}"));
             // SAFETY: the parts are inside the buffers.
-            match unsafe { call.input(link.near, &mut vectors, flags) } {
-                Err(libc::EAGAIN) if !link.exact => wait_ready(link.near, libc::POLLIN),
+            match unsafe { call.input(pair.near, &mut vectors, flags) } {
+                Err(libc::EAGAIN) if !pair.is_exact => wait_ready(pair.near, libc::POLLIN),
                 Ok(count) => {
-                    let most = room.min(ready - got);
-                    assert!(count > 0 && count <= most, "{call:?} gave {count} of {most}");
-                    assert!(!link.exact || count == most, "{call:?} gave {count} of {most}");
+                    let max_len = capacity.min(ready - got);
+                    assert!(count > 0 && count <= max_len, "{call:?} gave {count} of {max_len}");
+                    assert!(!pair.is_exact || count == max_len, "{call:?} gave {count} of {max_len}");
                     if !discards {
-                        self.scatter(&parts, Known::Wire, got, count);
+                        self.scatter(&parts, ByteSource::Wire, got, count);
                     }
                     if flags & libc::MSG_PEEK == 0 {
                         got += count;
@@ -261,13 +262,13 @@ impl Walk {
 
     /// An input call without any data changes nothing.
     fn nothing_to_receive(&mut self) {
-        let link = self.duplex[0];
+        let pair = self.duplex[0];
         let call = self.random.pick(InputCall::SOCKET);
         let parts = self.parts(call.is_vector(), TRANSFER_LIMIT, true);
         let mut vectors = self.vectors(&parts);
         log(format!("{call:?} of nothing into {parts:?}"));
         // SAFETY: the parts are inside the buffers.
-        assert_eq!(unsafe { call.input(link.near, &mut vectors, 0) }, Err(libc::EAGAIN), "{call:?}");
+        assert_eq!(unsafe { call.input(pair.near, &mut vectors, 0) }, Err(libc::EAGAIN), "{call:?}");
         // SAFETY: the part has no bytes, so the kernel writes none.
         let nothing = unsafe {
             InputCall::Read.input(self.file.as_raw_fd(), &mut [iovec { iov_len: 0, ..vectors[0] }], 0)
@@ -282,12 +283,12 @@ impl Walk {
         let (source, from, len) = self.recent_part(BUFFER_LIMIT);
         if self.random.one_in(4) {
             let call = self.random.pick(CopyCall::OVERLAPPING);
-            let room = self.buffers[source].len() - len;
+            let max_start = self.buffers[source].len() - len;
             let near = self.random.pick(&[1, 45, 4095, 4096, 4097, 65536]);
             let to = match self.random.below(3) {
-                0 => from.saturating_sub(near).min(room),
-                1 => (from + near).min(room),
-                _ => self.random.below(room + 1),
+                0 => from.saturating_sub(near).min(max_start),
+                1 => (from + near).min(max_start),
+                _ => self.random.below(max_start + 1),
             };
             log(format!("{call:?} within {source}: {from}+{len} to {to}"));
             self.buffers[source].copy_within(call, to, from, len);
@@ -296,8 +297,8 @@ impl Walk {
         }
         let target = (source + 1 + self.random.below(self.buffers.len() - 1)) % self.buffers.len();
         let len = len.min(self.buffers[target].len());
-        let room = self.buffers[target].len() - len;
-        let to = if self.random.one_in(3) { from.min(room) } else { self.random.below(room + 1) };
+        let max_start = self.buffers[target].len() - len;
+        let to = if self.random.one_in(3) { from.min(max_start) } else { self.random.below(max_start + 1) };
         let call = self.random.pick(CopyCall::ALL);
         log(format!("{call:?} {source}: {from}+{len} to {target}: {to}"));
         self.remember(target, to, len);
@@ -307,21 +308,21 @@ impl Walk {
 
     fn send(&mut self) {
         let choice = self.random.below(3);
-        let link = if choice == 2 { self.pipes_out[0] } else { self.duplex[choice] };
-        let call = self.random.pick(if link.socket { OutputCall::SOCKET } else { OutputCall::ANY });
+        let pair = if choice == 2 { self.pipes_out[0] } else { self.duplex[choice] };
+        let call = self.random.pick(if pair.is_socket { OutputCall::SOCKET } else { OutputCall::ANY });
         let parts = self.parts(call.is_vector(), TRANSFER_LIMIT, false);
-        let whole: usize = parts.iter().map(|part| part.2).sum();
+        let total_len: usize = parts.iter().map(|part| part.2).sum();
         let mut vectors = self.vectors(&parts);
-        log(format!("{call:?} on {link:?} from {parts:?}"));
+        log(format!("{call:?} on {pair:?} from {parts:?}"));
         // SAFETY: the parts are inside the buffers.
-        let sent = unsafe { call.output(link.near, &mut vectors, libc::MSG_NOSIGNAL) };
+        let sent = unsafe { call.output(pair.near, &mut vectors, libc::MSG_NOSIGNAL) };
         let sent = sent.unwrap_or_else(|error| panic!("{call:?}: errno {error}"));
-        assert!(sent > 0 && sent <= whole, "{call:?} sent {sent} of {whole}");
+        assert!(sent > 0 && sent <= total_len, "{call:?} sent {sent} of {total_len}");
         let mut got = 0;
         while got < sent {
-            wait_ready(link.far, libc::POLLIN);
+            wait_ready(pair.far, libc::POLLIN);
             // SAFETY: the wire has room for everything that was sent.
-            got += unsafe { plain::raw_read(link.far, self.wire.at(got), self.wire.len() - got) }
+            got += unsafe { oracle::raw_read(pair.far, self.wire.at(got), self.wire.len() - got) }
                 .expect("bytes");
         }
         assert_eq!(got, sent, "{call:?} sent more than it said");
@@ -332,14 +333,14 @@ impl Walk {
         let call = self.random.pick(FileInput::ALL);
         let at = self.random.below(self.size + 5000);
         let parts = self.parts(call.is_vector(), TRANSFER_LIMIT, true);
-        let room: usize = parts.iter().map(|part| part.2).sum();
+        let capacity: usize = parts.iter().map(|part| part.2).sum();
         log(format!("{call:?} at {at} of {} into {parts:?}", self.size));
         let offset = i64::try_from(at).expect("small");
         // SAFETY: the parts are inside the buffers.
         let got = unsafe { call.input(self.file.as_raw_fd(), &self.vectors(&parts), offset) };
         let got = got.unwrap_or_else(|error| panic!("{call:?}: errno {error}"));
-        assert_eq!(got, room.min(self.size.saturating_sub(at)), "{call:?} at {at}");
-        self.scatter(&parts, Known::File, at.min(self.size), got);
+        assert_eq!(got, capacity.min(self.size.saturating_sub(at)), "{call:?} at {at}");
+        self.scatter(&parts, ByteSource::File, at.min(self.size), got);
     }
 
     fn write_file(&mut self) {
@@ -349,8 +350,8 @@ impl Walk {
         }
         let append = self.random.one_in(3);
         let at = if append { self.size } else { self.random.below(self.size + 1) };
-        let room = FILE_LIMIT - at;
-        if room < TRANSFER_LIMIT {
+        let space = FILE_LIMIT - at;
+        if space < TRANSFER_LIMIT {
             self.file.set_len(0).expect("truncate");
             self.size = 0;
             return;
@@ -371,16 +372,16 @@ impl Walk {
             let written = unsafe { call.output(self.file.as_raw_fd(), &self.vectors(&parts), offset) };
             (parts, written)
         };
-        let whole: usize = parts.iter().map(|part| part.2).sum();
-        assert_eq!(written, Ok(whole), "a file takes everything");
+        let total_len: usize = parts.iter().map(|part| part.2).sum();
+        assert_eq!(written, Ok(total_len), "a file takes everything");
         let mut done = 0;
         for (index, from, len) in &parts {
             // SAFETY: the content has room for the transfer; the mirror has the part.
-            unsafe { plain::copy(self.content.at(at + done), self.buffers[*index].mirror_at(*from), *len) };
+            unsafe { oracle::copy(self.content.at(at + done), self.buffers[*index].mirror_at(*from), *len) };
             done += len;
         }
-        self.size = self.size.max(at + whole);
-        self.expect_file(at, whole);
+        self.size = self.size.max(at + total_len);
+        self.expect_file(at, total_len);
     }
 
     /// Compares a range of the file, read by the bare system call, with the expected bytes.
@@ -392,7 +393,7 @@ impl Walk {
         };
         assert_eq!(usize::try_from(got), Ok(len), "the file is shorter than it must be");
         // SAFETY: the wire holds the `len` bytes that were read, and `content` has the range.
-        let wrong = unsafe { plain::first_difference(self.wire.pointer(), self.content.at(at), len) };
+        let wrong = unsafe { oracle::first_difference(self.wire.pointer(), self.content.at(at), len) };
         assert_eq!(wrong, None, "the file holds a wrong byte (offset in {at}+{len})");
     }
 
@@ -421,21 +422,21 @@ impl Walk {
             // SAFETY: the part is inside the buffer.
             let got = unsafe { call.input(direct.as_raw_fd(), &[buffer.part(from, len)], offset) };
             assert_eq!(got, Ok(len), "{call:?} with O_DIRECT");
-            buffer.received(from, self.content.slice(at, len));
+            buffer.note_received(from, self.content.slice(at, len));
         } else {
             let call = self.random.pick(FileOutput::ALL);
             // SAFETY: the part is inside the buffer.
             let written = unsafe { call.output(direct.as_raw_fd(), &[buffer.part(from, len)], offset) };
             assert_eq!(written, Ok(len), "{call:?} with O_DIRECT");
             // SAFETY: the content has room for the transfer; the mirror has the part.
-            unsafe { plain::copy(self.content.at(at), buffer.mirror_at(from), len) };
+            unsafe { oracle::copy(self.content.at(at), buffer.mirror_at(from), len) };
             self.size = self.size.max(at + len);
             self.expect_file(at, len);
         }
     }
 
     /// Calls that reach the kernel without an interposed function: stdio, another process's access to memory.
-    fn write_through_other_doors(&mut self) {
+    fn access_without_hooks(&mut self) {
         let (index, at, len) = self.part(TRANSFER_LIMIT);
         let buffer = &mut self.buffers[index];
         if self.random.one_in(2) {
@@ -464,7 +465,7 @@ impl Walk {
             assert_eq!(libc::fread(self.wire.pointer().cast(), 1, half, stream), half, "fread");
             libc::rewind(stream);
             assert_eq!(libc::fread(buffer.at(at).cast(), 1, half, stream), half, "fread");
-            buffer.received(at, self.wire.slice(0, half));
+            buffer.note_received(at, self.wire.slice(0, half));
             libc::fclose(stream);
         }
         self.expect_gathered(&[(index, at, len / 2)], self.wire.pointer(), len / 2, &"fwrite");
@@ -472,7 +473,7 @@ impl Walk {
 
     fn touch(&mut self) {
         let (index, at, len) = self.part(BUFFER_LIMIT);
-        let seed = self.random.word();
+        let seed = self.random.next_u64();
         let short = len.min(self.random.between(1, 200));
         match self.random.below(6) {
             0 => {
@@ -535,7 +536,7 @@ impl Walk {
         let range = len.min(pages * 4096 - at);
         match choice {
             0 => buffer.discard(at, range),
-            1 => buffer.protect_for_a_while(at, range),
+            1 => buffer.protect_temporarily(at, range),
             2 => buffer.move_mapping(len),
             _ => buffer.map_over(at, range),
         }

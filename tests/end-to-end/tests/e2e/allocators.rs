@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::packaged;
-use uncopy_tests::programs::compiled;
+use uncopy_tests::programs::compile;
 use uncopy_tests::{Mode, Program, Scratch};
 
 fn jemalloc() -> PathBuf {
@@ -22,10 +22,10 @@ fn mimalloc() -> PathBuf {
 }
 
 /// Runs a program plain and in both modes, and expects the same output.
-fn same_output(program: &Program, scratch: &Scratch, expected: &[Counter]) {
+fn compare_with_plain(program: &Program, scratch: &Scratch, expected: &[Counter]) {
     let plain = program.clone().run(scratch, "plain").expect_success();
     assert!(plain.text().contains("done"), "it says that it is done");
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         let done = program.clone().mode(mode).run(scratch, "preloaded").expect_success();
         let counted = if mode == Mode::Always { expected } else { &[] };
         let done = done.expect_counters(counted);
@@ -38,16 +38,16 @@ fn same_output(program: &Program, scratch: &Scratch, expected: &[Counter]) {
 const SHARED_PAGES: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes];
 
 /// Checks a program linked with the library.
-fn linked(library: PathBuf) {
+fn check_linked(library: PathBuf) {
     let scratch = Scratch::new("linked");
     let path = library.to_str().expect("UTF-8");
     // With --no-as-needed the linker keeps the library, though it defines nothing that libc lacks.
-    let program = compiled(&scratch, "allocator", &["-Wl,--no-as-needed", path]);
-    same_output(&Program::new(program).directory(scratch.path()), &scratch, SHARED_PAGES);
+    let program = compile(&scratch, "allocator", &["-Wl,--no-as-needed", path]);
+    compare_with_plain(&Program::new(program).directory(scratch.path()), &scratch, SHARED_PAGES);
 }
 
 /// Runs blocks that grow and shrink, `calloc` after received data, and a walk, with the library preloaded.
-fn preloaded(library: &PathBuf, is_before: bool) {
+fn check_preloaded(library: &PathBuf, is_before: bool) {
     let scratch = Scratch::new("preloaded");
     let steps = uncopy_tests::random::rounds(600).to_string();
     let file = scratch.join("file");
@@ -69,39 +69,39 @@ fn preloaded(library: &PathBuf, is_before: bool) {
 
 #[test]
 fn linked_with_jemalloc() {
-    linked(jemalloc());
+    check_linked(jemalloc());
 }
 
 #[test]
 fn linked_with_tcmalloc() {
-    linked(tcmalloc());
+    check_linked(tcmalloc());
 }
 
 #[test]
 fn linked_with_mimalloc() {
-    linked(mimalloc());
+    check_linked(mimalloc());
 }
 
 #[test]
 fn jemalloc_preloaded_after_uncopy() {
-    preloaded(&jemalloc(), false);
+    check_preloaded(&jemalloc(), false);
 }
 
 #[test]
 fn tcmalloc_preloaded_after_uncopy() {
-    preloaded(&tcmalloc(), false);
+    check_preloaded(&tcmalloc(), false);
 }
 
 #[test]
 fn mimalloc_preloaded_after_uncopy() {
-    preloaded(&mimalloc(), false);
+    check_preloaded(&mimalloc(), false);
 }
 
 /// Every buffer is then memory that the other allocator mapped itself.
 #[test]
 fn allocators_preloaded_before_uncopy() {
     for library in [jemalloc(), tcmalloc(), mimalloc()] {
-        preloaded(&library, true);
+        check_preloaded(&library, true);
     }
 }
 
@@ -109,45 +109,45 @@ fn allocators_preloaded_before_uncopy() {
 #[test]
 fn allocator_in_the_program_itself() {
     let scratch = Scratch::new("own");
-    let program = compiled(&scratch, "allocator", &["-DOWN_ALLOCATOR"]);
-    same_output(&Program::new(program).directory(scratch.path()), &scratch, SHARED_PAGES);
+    let program = compile(&scratch, "allocator", &["-DOWN_ALLOCATOR"]);
+    compare_with_plain(&Program::new(program).directory(scratch.path()), &scratch, SHARED_PAGES);
 }
 
 /// Runs a program that passes pointers from malloc to its allocator's own functions, and looks up
 /// which of these exist.
-fn families(definition: &str, libraries: &[&str]) {
+fn check_families(definition: &str, libraries: &[&str]) {
     let scratch = Scratch::new("families");
     let arguments: Vec<&str> = ["-DOTHER", definition].iter().chain(libraries).copied().collect();
-    let program = compiled(&scratch, "families", &arguments);
-    same_output(&Program::new(program), &scratch, &[Counter::ElidedBytes, Counter::InputBytes]);
+    let program = compile(&scratch, "families", &arguments);
+    compare_with_plain(&Program::new(program), &scratch, &[Counter::ElidedBytes, Counter::InputBytes]);
 }
 
 #[test]
 fn own_functions_of_jemalloc() {
-    families("-DJEMALLOC", &[jemalloc().to_str().expect("UTF-8")]);
+    check_families("-DJEMALLOC", &[jemalloc().to_str().expect("UTF-8")]);
 }
 
 /// Addresses are resolved at the first call of each function, and code and data are not relocated.
 #[test]
 fn own_functions_of_jemalloc_bound_late() {
-    families("-DJEMALLOC", &["-no-pie", "-Wl,-z,lazy,-z,norelro", jemalloc().to_str().expect("UTF-8")]);
+    check_families("-DJEMALLOC", &["-no-pie", "-Wl,-z,lazy,-z,norelro", jemalloc().to_str().expect("UTF-8")]);
 }
 
 /// The program's own operator delete, which precedes the allocator's.
 #[test]
 fn own_functions_of_the_program() {
-    families("-DJEMALLOC", &["-DOWN_DELETE", jemalloc().to_str().expect("UTF-8")]);
+    check_families("-DJEMALLOC", &["-DOWN_DELETE", jemalloc().to_str().expect("UTF-8")]);
 }
 
 #[test]
 fn own_functions_of_tcmalloc() {
-    families("-DTCMALLOC", &[tcmalloc().to_str().expect("UTF-8")]);
+    check_families("-DTCMALLOC", &[tcmalloc().to_str().expect("UTF-8")]);
 }
 
 #[test]
 fn own_functions_of_mimalloc() {
     let _ = packaged("/usr/include/mimalloc.h", "libmimalloc-dev");
-    families("-DMIMALLOC", &[mimalloc().to_str().expect("UTF-8")]);
+    check_families("-DMIMALLOC", &[mimalloc().to_str().expect("UTF-8")]);
 }
 
 /// Without another allocator none of the functions exists, and glibc's further names accept our blocks.
@@ -157,8 +157,8 @@ fn own_functions_of_no_other_allocator() {
     // In a program that is not position-independent, the address of an imported function is that of
     // the program's PLT entry.
     for flags in [[].as_slice(), &["-no-pie", "-fno-pic", "-DTAKES_ADDRESSES"]] {
-        let program = compiled(&scratch, "families", flags);
-        same_output(&Program::new(program), &scratch, &[Counter::ElidedBytes, Counter::InputBytes]);
+        let program = compile(&scratch, "families", flags);
+        compare_with_plain(&Program::new(program), &scratch, &[Counter::ElidedBytes, Counter::InputBytes]);
     }
 }
 
@@ -167,9 +167,9 @@ fn own_functions_of_no_other_allocator() {
 #[test]
 fn own_functions_with_an_allocator_in_front() {
     let scratch = Scratch::new("in-front");
-    let program = compiled(&scratch, "families", &["-DOTHER"]);
+    let program = compile(&scratch, "families", &["-DOTHER"]);
     for library in [jemalloc(), tcmalloc(), mimalloc()] {
-        same_output(&Program::new(&program).preload_before(&library), &scratch, &[]);
+        compare_with_plain(&Program::new(&program).preload_before(&library), &scratch, &[]);
     }
 }
 
@@ -178,9 +178,9 @@ fn own_functions_with_an_allocator_in_front() {
 fn an_unknown_allocator_keeps_its_memory() {
     let scratch = Scratch::new("unknown");
     let odd = scratch.join("libodd.so");
-    std::fs::rename(compiled(&scratch, "starting", &["-shared", "-fPIC", "-DODD"]), &odd).expect("moved");
+    std::fs::rename(compile(&scratch, "starting", &["-shared", "-fPIC", "-DODD"]), &odd).expect("moved");
     let program =
-        Program::new(compiled(&scratch, "families", &["-DOTHER"])).preload_after(odd).mode(Mode::Always);
+        Program::new(compile(&scratch, "families", &["-DOTHER"])).preload_after(odd).mode(Mode::Always);
     let _ = program.run(&scratch, "preloaded").expect_success();
     let stats = std::fs::read_to_string(scratch.join("preloaded.stats")).expect("counters");
     assert!(stats.contains("memory stays with the program's allocator: libodd.so has odd_free"), "{stats}");

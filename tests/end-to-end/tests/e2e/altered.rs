@@ -10,21 +10,21 @@ uncopy_tests::scenarios! { "altered":
 }
 
 /// Runs a scenario under forced eliding: glibc's free unmaps, or reuses, what is mapped over a chunk.
-fn when_forced(scenario: &str, expected: &[Counter]) {
-    Scenario::new(env!("CARGO_BIN_EXE_altered"), scenario).when_forced(expected);
+fn in_forced_mode(scenario: &str, expected: &[Counter]) {
+    Scenario::new(env!("CARGO_BIN_EXE_altered"), scenario).in_forced_mode(expected);
 }
 
 #[test]
 fn mapped_over() {
-    when_forced("mapped_over", &[Counter::ElidedBytes, Counter::InputBytes]);
+    in_forced_mode("mapped_over", &[Counter::ElidedBytes, Counter::InputBytes]);
 }
 
 #[test]
 fn unmapped_and_used_by_others() {
-    when_forced("unmapped_and_used_by_others", &[Counter::ElidedBytes, Counter::InputBytes]);
+    in_forced_mode("unmapped_and_used_by_others", &[Counter::ElidedBytes, Counter::InputBytes]);
 }
 
 #[test]
 fn not_inherited() {
-    when_forced("not_inherited", &[]);
+    in_forced_mode("not_inherited", &[]);
 }

@@ -2,17 +2,17 @@
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::packaged;
-use uncopy_tests::programs::compiled;
+use uncopy_tests::programs::compile;
 use uncopy_tests::{Mode, Program, Scratch};
 
 const WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes, Counter::Faults];
 
-fn same_output(name: &str, library: &str, arguments: &[&str]) {
+fn compare_with_plain(name: &str, library: &str, arguments: &[&str]) {
     let scratch = Scratch::new(name);
-    let program = compiled(&scratch, name, &[library]);
+    let program = compile(&scratch, name, &[library]);
     let program = Program::new(program).args(arguments).directory(scratch.path());
     let plain = program.clone().run(&scratch, "plain").expect_success();
-    for mode in Mode::EVERY {
+    for mode in Mode::FOR_SCENARIOS {
         let done = program.clone().mode(mode).run(&scratch, "preloaded").expect_success();
         assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
         if done.output.ends_with(b"done\n") {
@@ -26,7 +26,7 @@ fn same_output(name: &str, library: &str, arguments: &[&str]) {
 
 fn io_uring(part: &str) {
     let _ = packaged("/usr/include/liburing.h", "liburing-dev");
-    same_output("uring", "-luring", &[part]);
+    compare_with_plain("uring", "-luring", &[part]);
 }
 
 #[test]
@@ -48,5 +48,5 @@ fn io_uring_with_registered_buffers() {
 #[test]
 fn linux_aio_and_direct_io() {
     let _ = packaged("/usr/include/libaio.h", "libaio-dev");
-    same_output("aio", "-laio", &[]);
+    compare_with_plain("aio", "-laio", &[]);
 }

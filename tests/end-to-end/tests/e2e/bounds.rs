@@ -33,7 +33,7 @@ fn keeps_more_than(max_bytes: u64, title: &str, program: &Program) {
 #[test]
 fn the_option_caps_what_is_kept() {
     for cap_bytes in [MIB, 8 * MIB] {
-        let program = Program::new(BOUNDS).args(["more_than_there_may_be", "1"]);
+        let program = Program::new(BOUNDS).args(["more_data_than_the_cap", "1"]);
         keeps_more_than(cap_bytes, "cap", &program.env("UNCOPY_MEMORY", cap_bytes.to_string()));
     }
 }

@@ -33,7 +33,7 @@ print("threads", count, flush=True)
 "#;
 
 /// Changes credentials in a mode and returns the number of threads before.
-fn change(mode: Mode, how: &str) -> usize {
+fn change_credentials(mode: Mode, how: &str) -> usize {
     let scratch = Scratch::new("credentials");
     let script = scratch.write("changing.py", CHANGING);
     let python = Program::new("/usr/bin/python3").args([script.to_str().expect("UTF-8"), how]);
@@ -51,9 +51,9 @@ fn every_thread_becomes_what_the_programs_own_became() {
         return eprintln!("skipped: every_thread_becomes_what_the_programs_own_became: needs root");
     }
     for how in ["capset", "setresuid", "setreuid", "setuid"] {
-        assert_eq!(change(Mode::Plain, how), 1, "{how}");
+        assert_eq!(change_credentials(Mode::Plain, how), 1, "{how}");
         assert!(
-            change(Mode::Always, how) > 1,
+            change_credentials(Mode::Always, how) > 1,
             "{how}: there is no thread of uncopy's, so this shows nothing"
         );
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use uncopy_tests::artifacts::{bin_dir, skipped};
-use uncopy_tests::service::Service;
+use uncopy_tests::net_service::NetService;
 use uncopy_tests::{Program, Scratch};
 
 const CHAINS: &str = env!("CARGO_BIN_EXE_chains");
@@ -17,7 +17,7 @@ fn uncopy(scratch: &Scratch, arguments: &[&str]) -> Program {
 }
 
 /// Returns the command's standard output, or its standard error if there is none.
-fn told(scratch: &Scratch, arguments: &[&str]) -> Vec<u8> {
+fn command_output(scratch: &Scratch, arguments: &[&str]) -> Vec<u8> {
     let done = uncopy(scratch, arguments).start(scratch, "uncopy").finish(Duration::from_secs(120));
     if done.output.is_empty() { done.errors.into_bytes() } else { done.output }
 }
@@ -35,25 +35,25 @@ fn expect_schema(document: &str, bytes: &[u8]) {
 
 /// Returns the commands whose help lists `--json`, as typed.
 fn commands_with_json() -> BTreeSet<String> {
-    let help = |words: &[&str]| {
+    let help = |arguments: &[&str]| {
         let shown =
-            Command::new(bin_dir().join("uncopy")).args(words).arg("--help").output().expect("started");
+            Command::new(bin_dir().join("uncopy")).args(arguments).arg("--help").output().expect("started");
         String::from_utf8(shown.stdout).expect("text")
     };
-    let below = |help: &str| -> Vec<String> {
+    let subcommands = |help: &str| -> Vec<String> {
         let commands =
             help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-        let words = commands.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-        words.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+        let arguments = commands.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        arguments.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
     };
     let mut found = BTreeSet::new();
-    for command in below(&help(&[])) {
+    for command in subcommands(&help(&[])) {
         let text = help(&[&command]);
-        if text.contains("--json") && below(&text).is_empty() {
+        if text.contains("--json") && subcommands(&text).is_empty() {
             found.insert(command);
             continue;
         }
-        for word in below(&text).iter().filter(|word| *word != "help") {
+        for word in subcommands(&text).iter().filter(|word| *word != "help") {
             if help(&[&command, word]).contains("--json") {
                 found.insert(format!("{command} {word}"));
             }
@@ -63,7 +63,7 @@ fn commands_with_json() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_document_says_its_version() {
+fn every_json_document_has_its_schema_version() {
     if skipped() {
         return;
     }
@@ -74,10 +74,10 @@ fn every_document_says_its_version() {
     let tested = ["doctor", "log ls", "net ls", "net stats", "ps", "report"];
     assert_eq!(commands_with_json(), tested.map(str::to_owned).into());
 
-    expect_schema("`ps`", &told(&scratch, &["ps", "--json"]));
-    expect_schema("`doctor`", &told(&scratch, &["doctor", "--json"]));
-    expect_schema("`doctor --calibrate`", &told(&scratch, &["doctor", "--calibrate", "--json"]));
-    expect_schema("`log ls`", &told(&scratch, &["log", "ls", "--json", &file("")]));
+    expect_schema("`ps`", &command_output(&scratch, &["ps", "--json"]));
+    expect_schema("`doctor`", &command_output(&scratch, &["doctor", "--json"]));
+    expect_schema("`doctor --calibrate`", &command_output(&scratch, &["doctor", "--calibrate", "--json"]));
+    expect_schema("`log ls`", &command_output(&scratch, &["log", "ls", "--json", &file("")]));
     // The document is on standard error: standard output belongs to the command.
     let bench = Program::new(bin_dir().join("uncopy-bench")).args(["load", "--json", "--", "/bin/true"]);
     let done = bench.start(&scratch, "uncopy-bench").finish(Duration::from_secs(120));
@@ -86,16 +86,19 @@ fn every_document_says_its_version() {
     let (explained, stats) = (file("explained.json"), file("stats.json"));
     let (expected, profile) = (file("expected"), file("profile.json"));
     let run = ["run", "--explain", &explained, "--stats", &stats, "--", CHAINS, &expected, "only"];
-    let _ = told(&scratch, &run);
+    let _ = command_output(&scratch, &run);
     expect_schema("`run --explain`", &read("explained.json"));
     expect_schema("`stats`", &read("stats.json"));
 
-    let _ = told(&scratch, &["profile", "-o", &profile, "--", CHAINS, &expected, "only"]);
+    let _ = command_output(&scratch, &["profile", "-o", &profile, "--", CHAINS, &expected, "only"]);
     expect_schema("`report`", &read("profile.json"));
-    expect_schema("`report`", &told(&scratch, &["report", "--json", &profile]));
-    expect_schema("`report --diff`", &told(&scratch, &["report", "--json", "--diff", &profile, &profile]));
+    expect_schema("`report`", &command_output(&scratch, &["report", "--json", &profile]));
+    expect_schema(
+        "`report --diff`",
+        &command_output(&scratch, &["report", "--json", "--diff", &profile, &profile]),
+    );
 
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     expect_schema("`net ls`, `net stats`", service.document("ls").to_string().as_bytes());
     expect_schema("`net ls`, `net stats`", service.document("stats").to_string().as_bytes());
 }

@@ -13,7 +13,7 @@ const SERVER_WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes, C
 const CLIENT_WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes];
 
 /// Runs server and client as separate programs.
-fn converse(transport: &str, server_mode: Mode, client_mode: Mode, messages: usize) {
+fn run_echo(transport: &str, server_mode: Mode, client_mode: Mode, messages: usize) {
     let scratch = Scratch::new(&format!("echo-{transport}"));
     let directory = scratch.path().to_str().expect("UTF-8");
     let seed = seed(1000);
@@ -34,7 +34,7 @@ fn converse(transport: &str, server_mode: Mode, client_mode: Mode, messages: usi
 }
 
 /// Runs both ends as threads of one program.
-fn pair(transport: &str, mode: Mode, messages: usize) {
+fn run_echo_pair(transport: &str, mode: Mode, messages: usize) {
     let scratch = Scratch::new(&format!("pair-{transport}"));
     let seed = seed(2000);
     let program =
@@ -45,73 +45,73 @@ fn pair(transport: &str, mode: Mode, messages: usize) {
 
 #[test]
 fn tcp_server_eliding_everything_with_a_plain_client() {
-    converse("tcp", Mode::Always, Mode::Plain, 60);
+    run_echo("tcp", Mode::Always, Mode::Plain, 60);
 }
 
 #[test]
 fn tcp_server_and_client_eliding_everything() {
-    converse("tcp", Mode::Always, Mode::Always, 60);
+    run_echo("tcp", Mode::Always, Mode::Always, 60);
 }
 
 #[test]
 fn tcp_server_and_client_with_the_default_policy() {
-    converse("tcp", Mode::Auto, Mode::Auto, 60);
+    run_echo("tcp", Mode::Auto, Mode::Auto, 60);
 }
 
 #[test]
 fn tcp_with_small_socket_buffers() {
-    converse("tcp-small", Mode::Always, Mode::Always, 30);
+    run_echo("tcp-small", Mode::Always, Mode::Always, 30);
 }
 
 #[test]
 fn unix_stream() {
-    converse("unix", Mode::Always, Mode::Always, 60);
-    converse("unix", Mode::Auto, Mode::Plain, 30);
+    run_echo("unix", Mode::Always, Mode::Always, 60);
+    run_echo("unix", Mode::Auto, Mode::Plain, 30);
 }
 
 #[test]
 fn named_pipes() {
-    converse("fifo", Mode::Always, Mode::Always, 60);
-    converse("fifo", Mode::Auto, Mode::Auto, 30);
+    run_echo("fifo", Mode::Always, Mode::Always, 60);
+    run_echo("fifo", Mode::Auto, Mode::Auto, 30);
 }
 
 #[test]
 fn udp_datagrams() {
-    converse("udp", Mode::Always, Mode::Always, 150);
-    converse("udp", Mode::Auto, Mode::Auto, 150);
+    run_echo("udp", Mode::Always, Mode::Always, 150);
+    run_echo("udp", Mode::Auto, Mode::Auto, 150);
 }
 
 #[test]
 fn unix_datagrams() {
-    converse("datagram", Mode::Always, Mode::Always, 150);
-    converse("datagram", Mode::Auto, Mode::Auto, 150);
+    run_echo("datagram", Mode::Always, Mode::Always, 150);
+    run_echo("datagram", Mode::Auto, Mode::Auto, 150);
 }
 
 #[test]
 fn stream_socket_pair_between_threads() {
-    pair("stream", Mode::Always, 60);
-    pair("stream", Mode::Auto, 60);
+    run_echo_pair("stream", Mode::Always, 60);
+    run_echo_pair("stream", Mode::Auto, 60);
 }
 
 #[test]
 fn pipes_between_threads() {
-    pair("pipe", Mode::Always, 60);
-    pair("pipe", Mode::Auto, 60);
+    run_echo_pair("pipe", Mode::Always, 60);
+    run_echo_pair("pipe", Mode::Auto, 60);
 }
 
 #[test]
 fn sequenced_packets_between_threads() {
-    pair("seqpacket", Mode::Always, 150);
-    pair("seqpacket", Mode::Auto, 150);
+    run_echo_pair("seqpacket", Mode::Always, 150);
+    run_echo_pair("seqpacket", Mode::Auto, 150);
 }
 
 #[test]
 fn datagram_socket_pair_between_threads() {
-    pair("datagram", Mode::Always, 150);
+    run_echo_pair("datagram", Mode::Always, 150);
 }
 
 #[test]
-fn loaded_but_switched_off_or_never_eliding() {
-    pair("stream", Mode::Off, 20);
-    pair("stream", Mode::Never, 20);
+fn library_loaded_with_eliding_off() {
+    run_echo_pair("stream", Mode::Off, 20);
+    run_echo_pair("stream", Mode::Never, 20);
 }

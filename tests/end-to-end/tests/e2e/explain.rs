@@ -14,7 +14,7 @@ const EXPLAINED: &str = env!("CARGO_BIN_EXE_explained");
 const LEN_BYTES: u64 = 512 << 10;
 
 /// Returns `uncopy run --explain FILE OPTIONS -- COMMAND`, with a cache of its own.
-fn explained(scratch: &Scratch, file: &Path, options: &[&str], command: &[&str]) -> Program {
+fn explain_command(scratch: &Scratch, file: &Path, options: &[&str], command: &[&str]) -> Program {
     let file = file.to_str().expect("UTF-8");
     let program = Program::new(bin_dir().join("uncopy")).args(["run", "--explain", file]);
     program.args(options).args(["--"]).args(command).env("XDG_CACHE_HOME", scratch.path())
@@ -32,18 +32,19 @@ fn json(path: &Path) -> Value {
 
 fn run(scratch: &Scratch, how: &str, messages: &str) -> (Finished, Value) {
     let file = scratch.join("sites.json");
-    let program = explained(scratch, &file, &["--policy", "always"], &[EXPLAINED, how, messages]);
+    let program = explain_command(scratch, &file, &["--policy", "always"], &[EXPLAINED, how, messages]);
     (program.run(scratch, "explained"), json(&file))
 }
 
 /// Expects one copying site in the process, with one copy for each message.
 fn expect_copies(process: &Value, messages: u64) {
     let sites = process["sites"].as_array().expect("sites");
-    let calls_it = |site: &&Value| {
+    let is_forward_site = |site: &&Value| {
         let function = site["function"].as_str().unwrap_or_default();
-        site["kind"] == "copy" && function.contains("hand_on")
+        site["kind"] == "copy" && function.contains("forward_message")
     };
-    let site = sites.iter().find(calls_it).unwrap_or_else(|| panic!("no hand_on in {process:#}"));
+    let site =
+        sites.iter().find(is_forward_site).unwrap_or_else(|| panic!("no forward_message in {process:#}"));
     let number = |name: &str| site[name].as_u64().unwrap_or_else(|| panic!("{name} in {site:#}"));
     assert_eq!((number("calls"), number("bytes")), (messages, messages * LEN_BYTES), "{site:#}");
     assert!(number("elided") > 0 && number("elided_bytes") > 0, "{site:#}");
@@ -53,7 +54,7 @@ fn expect_copies(process: &Value, messages: u64) {
 }
 
 #[test]
-fn the_account_names_functions_and_counts_every_call() {
+fn report_names_functions_and_counts_every_call() {
     if skipped() {
         return;
     }
@@ -70,7 +71,7 @@ fn the_account_names_functions_and_counts_every_call() {
 }
 
 #[test]
-fn a_killed_program_has_an_account_and_the_command_ends_as_it_did() {
+fn killed_program_is_reported_and_exit_status_is_forwarded() {
     if skipped() {
         return;
     }
@@ -84,7 +85,7 @@ fn a_killed_program_has_an_account_and_the_command_ends_as_it_did() {
 }
 
 #[test]
-fn a_forked_child_has_an_account_of_its_own() {
+fn forked_child_is_reported_separately() {
     if skipped() {
         return;
     }
@@ -100,32 +101,32 @@ fn a_forked_child_has_an_account_of_its_own() {
 }
 
 #[test]
-fn the_table_is_for_its_owner_only_and_says_what_is_missing() {
+fn table_is_private_and_reports_inactive_processes() {
     if skipped() {
         return;
     }
     let scratch = Scratch::new("explain");
     let file = scratch.join("sites");
-    let done = explained(&scratch, &file, &[], &["/bin/sh", "-c", "exit 3"]).run(&scratch, "nothing");
+    let done = explain_command(&scratch, &file, &[], &["/bin/sh", "-c", "exit 3"]).run(&scratch, "nothing");
     assert_eq!(done.status.code(), Some(3), "{}", done.errors);
     let table = std::fs::read_to_string(&file).expect("the report");
     assert!(table.starts_with("/bin/sh -c exit 3: exited with status 3\n"), "{table}");
     assert_eq!(std::fs::metadata(&file).expect("the report").permissions().mode() & 0o777, 0o600);
-    let done = explained(&scratch, &file, &["--off"], &[EXPLAINED, "end", "2"]).run(&scratch, "off");
+    let done = explain_command(&scratch, &file, &["--off"], &[EXPLAINED, "end", "2"]).run(&scratch, "off");
     expect_success(&done);
     let table = std::fs::read_to_string(&file).expect("the report");
     assert!(table.contains("\ninactive: off: UNCOPY_OFF is set\n"), "{table}");
 }
 
 #[test]
-fn signals_sent_to_the_command_reach_the_program() {
+fn signals_are_forwarded_to_the_program() {
     if skipped() {
         return;
     }
     let scratch = Scratch::new("explain");
     let file = scratch.join("sites");
     let script = "trap 'exit 7' TERM; echo ready; i=0; while [ $i -lt 600 ]; do sleep 0.05; i=$((i+1)); done";
-    let running = explained(&scratch, &file, &[], &["/bin/sh", "-c", script]).start(&scratch, "trap");
+    let running = explain_command(&scratch, &file, &[], &["/bin/sh", "-c", script]).start(&scratch, "trap");
     let _ = running.wait_for_line("ready");
     running.signal(libc::SIGTERM);
     let done = running.finish(Duration::from_secs(30));
@@ -134,7 +135,7 @@ fn signals_sent_to_the_command_reach_the_program() {
 }
 
 #[test]
-fn what_doctor_has_measured_is_what_programs_go_by() {
+fn programs_use_costs_measured_by_doctor() {
     if skipped() {
         return;
     }
@@ -163,26 +164,26 @@ fn what_doctor_has_measured_is_what_programs_go_by() {
 /// Sends large parts over a Unix socket pair, and over a TCP connection of the program to itself.
 const STREAMS: &str = "
 import socket
-def talk(near, far):
+def transfer(near, far):
     for number in range(4):
         near.sendall(bytes(60000))
         assert far.recv(60000, socket.MSG_WAITALL) == bytes(60000)
 listener = socket.create_server(('127.0.0.1', 0))
 near = socket.create_connection(listener.getsockname())
-talk(near, listener.accept()[0])
-talk(*socket.socketpair())
+transfer(near, listener.accept()[0])
+transfer(*socket.socketpair())
 ";
 
 #[test]
-fn why_streams_are_no_lanes_is_told() {
+fn reasons_for_streams_without_lanes_are_reported() {
     if skipped() {
         return;
     }
     let scratch = Scratch::new("explain");
-    let room = scratch.join("room");
-    let options = ["--lanes", "tcp", "--lanes-dir", room.to_str().expect("UTF-8")];
+    let lanes_dir = scratch.join("room");
+    let options = ["--lanes", "tcp", "--lanes-dir", lanes_dir.to_str().expect("UTF-8")];
     let explain = |file: &Path| {
-        let done = explained(&scratch, file, &options, &["/usr/bin/python3", "-c", STREAMS]);
+        let done = explain_command(&scratch, file, &options, &["/usr/bin/python3", "-c", STREAMS]);
         expect_success(&done.run(&scratch, "streams"));
     };
     let file = scratch.join("sites.json");

@@ -1,13 +1,13 @@
 //! Makes the Nth system call of the library fail: the program's output must be the same as without uncopy.
 //!
-//! See [`uncopy_tests::injecting`] for the choice of faults.
+//! See [`uncopy_tests::fault_injection`] for the choice of faults.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::injecting_library;
-use uncopy_tests::injecting::{Fault, all, chosen, logged, try_each};
+use uncopy_tests::fault_injection::{Fault, all_faults, read_call_log, select_faults, try_each};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const EPERM: i32 = 1;
@@ -17,7 +17,7 @@ const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 const ENOSPC: i32 = 28;
-const EVERY: [i32; 7] = [ENOMEM, EAGAIN, ENOSPC, EEXIST, EBUSY, EPERM, EINTR];
+const ERRNOS: [i32; 7] = [ENOMEM, EAGAIN, ENOSPC, EEXIST, EBUSY, EPERM, EINTR];
 
 /// Time limit for a run of the workload, which takes some tens of milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -30,10 +30,10 @@ fn workload(mode: Mode) -> Program {
 }
 
 /// Returns the kinds of the system calls that a run of the workload makes, in order.
-fn calls(scratch: &Scratch, mode: Mode, wanted: &[u8]) -> Vec<String> {
+fn record_calls(scratch: &Scratch, mode: Mode, expected: &[u8]) -> Vec<String> {
     let log = scratch.join("calls");
     let done = workload(mode).env("INJECT_FAULT_LOG", &log).run(scratch, "counted").expect_success();
-    assert_eq!(String::from_utf8_lossy(&done.output), String::from_utf8_lossy(wanted), "without a fault");
+    assert_eq!(String::from_utf8_lossy(&done.output), String::from_utf8_lossy(expected), "without a fault");
     if mode == Mode::Always {
         let _ = done.expect_counters(&[
             Counter::ElidedBytes,
@@ -44,19 +44,19 @@ fn calls(scratch: &Scratch, mode: Mode, wanted: &[u8]) -> Vec<String> {
             Counter::DroppedBytes,
         ]);
     }
-    let calls = logged(&log);
+    let calls = read_call_log(&log);
     assert!(calls.len() > 100 && calls.len() < 60_000, "{} calls", calls.len());
     calls
 }
 
-fn try_one(scratch: &Scratch, mode: Mode, fault: &Fault, wanted: &[u8]) -> Result<(), String> {
+fn try_one(scratch: &Scratch, mode: Mode, fault: &Fault, expected: &[u8]) -> Result<(), String> {
     let name = format!("fault-{}{}-{}", fault.number, fault.mode, fault.errno);
     let log = scratch.join(&format!("{name}.log"));
-    let program = workload(mode).env("INJECT_FAULT", fault.plan()).env("INJECT_FAULT_LOG", &log);
+    let program = workload(mode).env("INJECT_FAULT", fault.env_value()).env("INJECT_FAULT_LOG", &log);
     let done = catch_unwind(AssertUnwindSafe(|| program.run(scratch, &name)));
     // The order of threads varies, and so does the kind of call N.
-    let kind = logged(&log).into_iter().nth(fault.number - 1).unwrap_or_default();
-    let what = format!("INJECT_FAULT={} ({kind})", fault.plan());
+    let kind = read_call_log(&log).into_iter().nth(fault.number - 1).unwrap_or_default();
+    let what = format!("INJECT_FAULT={} ({kind})", fault.env_value());
     for ending in ["out", "err", "stats", "log"] {
         // The files have been read by now.
         let _ = std::fs::remove_file(scratch.join(&format!("{name}.{ending}")));
@@ -65,25 +65,25 @@ fn try_one(scratch: &Scratch, mode: Mode, fault: &Fault, wanted: &[u8]) -> Resul
         done.map_err(|hang| format!("{what}: {}", hang.downcast_ref::<String>().map_or("", |hang| hang)))?;
     // A failure to write the requested counters is reported in addition to other messages.
     let is_of_counters = |line: &&str| line.starts_with("uncopy: the counters could not be written");
-    let said = done.errors.lines().filter(|line| !is_of_counters(line)).count();
+    let line_count = done.errors.lines().filter(|line| !is_of_counters(line)).count();
     let is_ours = done.errors.lines().all(|line| line.starts_with("uncopy: "));
-    if done.status.success() && done.output == wanted && said <= 1 && is_ours {
+    if done.status.success() && done.output == expected && line_count <= 1 && is_ours {
         return Ok(());
     }
     let output = String::from_utf8_lossy(&done.output);
-    let differs = if done.output == wanted { "" } else { output.as_ref() };
+    let differs = if done.output == expected { "" } else { output.as_ref() };
     Err(format!("{what}: {}\n{}{differs}", done.status, done.errors))
 }
 
 fn every_call_may_fail(mode: Mode, title: &str) {
     let scratch = Scratch::new(title);
-    let wanted = workload(Mode::Plain).run(&scratch, "plain").expect_success().output;
-    let calls = calls(&scratch, mode, &wanted);
-    let all = all(&calls, &EVERY);
+    let expected = workload(Mode::Plain).run(&scratch, "plain").expect_success().output;
+    let calls = record_calls(&scratch, mode, &expected);
+    let all = all_faults(&calls, &ERRNOS);
     let total = all.len();
-    let chosen = chosen(all, SHARE);
-    eprintln!("{title}: {} of {total} faults in {} calls are tried", chosen.len(), calls.len());
-    try_each(&chosen, |fault| try_one(&scratch, mode, fault, &wanted));
+    let selected = select_faults(all, SHARE);
+    eprintln!("{title}: {} of {total} faults in {} calls are tried", selected.len(), calls.len());
+    try_each(&selected, |fault| try_one(&scratch, mode, fault, &expected));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::skipped;
-use uncopy_tests::programs::compiled;
+use uncopy_tests::programs::compile;
 use uncopy_tests::random::bytes;
 use uncopy_tests::{Mode, Program, Scratch};
 
@@ -28,44 +28,45 @@ uncopy_tests::scenarios! { "forks":
 #[test]
 fn handlers_on_top_of_malloc_copy_while_another_thread_forks() {
     let scratch = Scratch::new("mallocfork");
-    let program = Program::new(compiled(&scratch, "mallocfork", &[])).directory(scratch.path());
+    let program = Program::new(compile(&scratch, "mallocfork", &[])).directory(scratch.path());
     let plain = program.clone().run(&scratch, "plain").expect_success();
-    for mode in Mode::EVERY {
+    for mode in Mode::FOR_SCENARIOS {
         let done = program.clone().mode(mode).run(&scratch, "preloaded").expect_success();
         assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
         let _ = done.expect_counters(&[Counter::ElidedBytes, Counter::InputBytes, Counter::Faults]);
     }
 }
 
-/// Runs `passed_on` on an input of `len_bytes`, and returns how many bytes were received into segments.
-fn segments_of(passed_on: &Path, who: &str, len_bytes: usize, first_bytes: Option<&str>) -> u64 {
+/// Runs `forwarding` on an input of `len_bytes`, and returns how many bytes were received into segments.
+fn bytes_in_segments(forwarding: &Path, mode: &str, len_bytes: usize, first_bytes: Option<&str>) -> u64 {
     let scratch = Scratch::new("early-input");
     let file = scratch.join("input");
     let content = bytes(7, len_bytes);
     std::fs::write(&file, &content).expect("file");
     let mut program =
-        Program::new(passed_on).args([who]).input(&file).mode(Mode::Default).env("UNCOPY_HEAP", "on");
+        Program::new(forwarding).args([mode]).input(&file).mode(Mode::Default).env("UNCOPY_HEAP", "on");
     if let Some(first_bytes) = first_bytes {
         program = program.env("UNCOPY_BEGIN_AFTER", first_bytes);
     }
     let done = program.run(&scratch, "passed-on").expect_success();
-    assert!(done.output == content, "{who} passed on something else");
+    assert!(done.output == content, "{mode} passed on something else");
     done.counters.map_or(0, |counters| counters.get(Counter::InputBytes))
 }
 
 #[test]
-fn eliding_begins_once_a_process_has_received_some_mebibytes_or_accepts_connections() {
+fn eliding_starts_after_some_received_mebibytes_or_an_accept() {
     if skipped() {
         return;
     }
     let scratch = Scratch::new("early");
-    let passed_on = compiled(&scratch, "passed_on", &[]);
-    let segments = |who, len_bytes, first_bytes| segments_of(&passed_on, who, len_bytes, first_bytes);
-    for who in ["own", "forked"] {
-        assert_eq!(segments(who, 8 << 20, None), 0, "{who}");
-        assert_eq!(segments(who, 3 << 20, Some("4M")), 0, "{who}");
-        assert!(segments(who, 6 << 20, Some("4M")) > 0, "{who}");
-        assert!(segments(who, 1 << 20, Some("0")) > 0, "{who}");
+    let forwarding = compile(&scratch, "forwarding", &[]);
+    let segments =
+        |mode, len_bytes, first_bytes| bytes_in_segments(&forwarding, mode, len_bytes, first_bytes);
+    for mode in ["own", "forked"] {
+        assert_eq!(segments(mode, 8 << 20, None), 0, "{mode}");
+        assert_eq!(segments(mode, 3 << 20, Some("4M")), 0, "{mode}");
+        assert!(segments(mode, 6 << 20, Some("4M")) > 0, "{mode}");
+        assert!(segments(mode, 1 << 20, Some("0")) > 0, "{mode}");
     }
     assert!(segments("accepting", 1 << 20, None) > 0);
     assert_eq!(segments("forked-by-accepting", 1 << 20, None), 0);

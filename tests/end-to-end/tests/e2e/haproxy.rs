@@ -6,19 +6,19 @@ use std::path::Path;
 use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::Haproxy;
 use uncopy_tests::http::{ab, curl, expect_same, wrk};
+use uncopy_tests::packaged_server::PackagedServer;
 use uncopy_tests::random::{bytes, seed};
 use uncopy_tests::scratch::{connect, free_port};
-use uncopy_tests::served::Served;
 use uncopy_tests::{Mode, Scratch};
 
 const SIZES: [usize; 5] = [1, 65_537, 300_000, (1 << 20) + 1, (12 << 20) + 3];
 
-fn both_ways(mode: Mode) {
+fn upload_and_download(mode: Mode) {
     let scratch = Scratch::new("haproxy");
     let seed = seed(85);
     let root = scratch.directory("root");
-    let backend = Served::nginx(
-        mode.behind(),
+    let backend = PackagedServer::nginx(
+        mode.backend(),
         &scratch,
         "back",
         &format!("    location / {{ root {}; dav_methods PUT; create_full_put_path on; }}\n", root.display()),
@@ -36,7 +36,7 @@ fn both_ways(mode: Mode) {
         proxy: &format!("  http-reuse never\n  server back {back}\n"),
         sections: &format!("listen tcp\n  mode tcp\n  bind 127.0.0.1:{tcp}\n  server back {back}\n"),
     };
-    let server = Served::start(&haproxy, mode, &scratch, "haproxy");
+    let server = PackagedServer::start(&haproxy, mode, &scratch, "haproxy");
     let http = server.port;
     drop(connect(tcp));
     let mut files = Vec::new();
@@ -53,9 +53,9 @@ fn both_ways(mode: Mode) {
         files.push((format!("/http/{size}"), file));
     }
     ab(mode, &scratch, &server.url("/http/300000"), 300_000, 60, 4);
-    let asked: Vec<(&str, &Path)> =
+    let paths: Vec<(&str, &Path)> =
         files[1..4].iter().map(|(path, file)| (path.as_str(), file.as_path())).collect();
-    let answers = wrk(mode, &scratch, &server.url(""), &asked, 2);
+    let answers = wrk(mode, &scratch, &server.url(""), &paths, 2);
     eprintln!("{answers} answers compared");
     let _ = server.stop(&[Counter::InputBytes, Counter::OutputBytes]);
     let _ = backend.stop(&[]);
@@ -63,15 +63,15 @@ fn both_ways(mode: Mode) {
 
 #[test]
 fn proxied_transfers_with_everything_elided() {
-    both_ways(Mode::Always);
+    upload_and_download(Mode::Always);
 }
 
 #[test]
 fn proxied_transfers_with_the_default_policy() {
-    both_ways(Mode::Auto);
+    upload_and_download(Mode::Auto);
 }
 
 #[test]
 fn proxied_transfers_by_lanes() {
-    both_ways(Mode::Lanes);
+    upload_and_download(Mode::Lanes);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::{bin_dir, injecting_library, packaged, plain_only};
 use uncopy_tests::running::Finished;
-use uncopy_tests::{Mode, Program, Scratch, talk};
+use uncopy_tests::{Mode, Program, Scratch, lane_programs};
 
 const FAULTS: &str = env!("CARGO_BIN_EXE_faults");
 const BOUNDS: &str = env!("CARGO_BIN_EXE_bounds");
@@ -16,11 +16,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Expected behaviour of uncopy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Uncopy {
+enum ExpectedBehaviour {
     /// Elides copies, before the condition binds or all the time.
     Works,
     /// Elides copies, and falls back where memory is refused.
-    RunsShort,
+    FallsBack,
     /// May elide or not, with or without a message.
     Any,
 }
@@ -31,7 +31,7 @@ fn skip(test: &str, why: &str) {
 }
 
 /// Runs a program plain and in both modes, and compares the results.
-fn same(title: &str, uncopy: Uncopy, program: impl Fn(&Scratch) -> Program) {
+fn compare_with_plain(title: &str, expected: ExpectedBehaviour, program: impl Fn(&Scratch) -> Program) {
     let scratch = Scratch::new(title);
     // Other users write their counters to this directory.
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
@@ -39,22 +39,22 @@ fn same(title: &str, uncopy: Uncopy, program: impl Fn(&Scratch) -> Program) {
     let run =
         |mode: Mode| program(&scratch).mode(mode).limit(LIMIT).run(&scratch, &format!("{title}-{mode:?}"));
     let plain = run(Mode::Plain).expect_success();
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         let done = run(mode);
         let text = |done: &Finished| String::from_utf8_lossy(&done.output).into_owned();
         assert!(done.status.success(), "{title} {mode:?}: {}\n{}{}", done.status, text(&done), done.errors);
         assert_eq!(text(&done), text(&plain), "{title} {mode:?}: {}", done.errors);
-        let ours = done.errors.lines().filter(|line| line.starts_with("uncopy: ")).count();
-        let theirs = plain.errors.lines().count();
+        let uncopy_lines = done.errors.lines().filter(|line| line.starts_with("uncopy: ")).count();
+        let plain_lines = plain.errors.lines().count();
         assert!(
-            ours <= 1 && done.errors.lines().count() <= ours + theirs,
+            uncopy_lines <= 1 && done.errors.lines().count() <= uncopy_lines + plain_lines,
             "{title} {mode:?}: {}",
             done.errors
         );
-        if uncopy != Uncopy::Any && mode == Mode::Always && mode.effective() != Mode::Plain {
+        if expected != ExpectedBehaviour::Any && mode == Mode::Always && mode.effective() != Mode::Plain {
             let counters = done.counters.unwrap_or_else(|| panic!("{title}: no counters: {}", done.errors));
             counters.expect_above_zero(title, &[Counter::ElidedBytes, Counter::InputBytes]);
-            if uncopy == Uncopy::RunsShort {
+            if expected == ExpectedBehaviour::FallsBack {
                 counters.expect_above_zero(title, &[Counter::Fallbacks]);
             }
         }
@@ -62,70 +62,70 @@ fn same(title: &str, uncopy: Uncopy, program: impl Fn(&Scratch) -> Program) {
 }
 
 /// Runs the workload after a shell script.
-fn after(title: &str, uncopy: Uncopy, script: &str) {
-    same(title, uncopy, |_| Program::shell(&format!("{script}; exec {FAULTS} workload")));
+fn run_after(title: &str, expected: ExpectedBehaviour, script: &str) {
+    compare_with_plain(title, expected, |_| Program::shell(&format!("{script}; exec {FAULTS} workload")));
 }
 
 /// Runs the workload in two halves, with an action of the program in between.
-fn between(action: &str) {
-    same(action, Uncopy::Works, |_| Program::new(FAULTS).args(["between", action]));
+fn run_with_action(action: &str) {
+    compare_with_plain(action, ExpectedBehaviour::Works, |_| Program::new(FAULTS).args(["between", action]));
 }
 
 #[test]
 fn little_address_space_from_the_start() {
-    after("address-space-300M", Uncopy::Any, "ulimit -v 300000");
-    after("address-space-2G", Uncopy::Any, "ulimit -v 2000000");
-    after("address-space-100G", Uncopy::Works, "ulimit -v 100000000");
+    run_after("address-space-300M", ExpectedBehaviour::Any, "ulimit -v 300000");
+    run_after("address-space-2G", ExpectedBehaviour::Any, "ulimit -v 2000000");
+    run_after("address-space-100G", ExpectedBehaviour::Works, "ulimit -v 100000000");
 }
 
 #[test]
 fn little_data_from_the_start() {
-    after("data-40M", Uncopy::Any, "ulimit -d 40000");
-    after("data-8G", Uncopy::Works, "ulimit -d 8000000");
+    run_after("data-40M", ExpectedBehaviour::Any, "ulimit -d 40000");
+    run_after("data-8G", ExpectedBehaviour::Works, "ulimit -d 8000000");
 }
 
 #[test]
 fn few_descriptors_from_the_start() {
-    after("descriptors-14", Uncopy::Works, "ulimit -n 14");
-    after("descriptors-10", Uncopy::Any, "ulimit -n 10");
+    run_after("descriptors-14", ExpectedBehaviour::Works, "ulimit -n 14");
+    run_after("descriptors-10", ExpectedBehaviour::Any, "ulimit -n 10");
 }
 
 #[test]
 fn small_and_unlimited_stacks() {
-    after("stack-small", Uncopy::Works, "ulimit -s 256");
-    after("stack-unlimited", Uncopy::Works, "ulimit -s unlimited");
+    run_after("stack-small", ExpectedBehaviour::Works, "ulimit -s 256");
+    run_after("stack-unlimited", ExpectedBehaviour::Works, "ulimit -s unlimited");
 }
 
 #[test]
 fn limits_that_the_program_sets_itself() {
-    between("address-space");
-    between("address-space-by-prlimit");
-    between("data");
+    run_with_action("address-space");
+    run_with_action("address-space-by-prlimit");
+    run_with_action("data");
 }
 
 #[test]
 fn descriptors_and_mappings_that_the_program_uses_up() {
-    between("descriptors");
-    between("mappings");
+    run_with_action("descriptors");
+    run_with_action("mappings");
 }
 
 #[test]
 fn memory_that_the_program_locks() {
-    between("lock-all");
-    between("lock-future");
+    run_with_action("lock-all");
+    run_with_action("lock-future");
 }
 
 #[test]
 fn filters_that_the_program_installs() {
-    between("filter-refusing");
-    between("filter-killing");
-    between("filter-by-seccomp");
+    run_with_action("filter-refusing");
+    run_with_action("filter-killing");
+    run_with_action("filter-by-seccomp");
 }
 
 #[test]
 fn filters_from_the_start() {
     for filter in ["eperm", "enosys", "kill", "trap"] {
-        same(&format!("under-{filter}"), Uncopy::Any, |_| {
+        compare_with_plain(&format!("under-{filter}"), ExpectedBehaviour::Any, |_| {
             Program::new(FAULTS).args(["under", filter, FAULTS, "workload"])
         });
     }
@@ -164,8 +164,8 @@ fn filters_that_know_every_call_of_the_program() {
         .create(&log)
         .expect("a directory");
     let run = |program: Program, title: &str| program.limit(LIMIT).run(&scratch, title);
-    let plainly = Program::new("/usr/bin/python3").args([script, &file]).args(&calls);
-    let _ = run(plainly, "plain").expect_success();
+    let plain_program = Program::new("/usr/bin/python3").args([script, &file]).args(&calls);
+    let _ = run(plain_program, "plain").expect_success();
     if plain_only() {
         return;
     }
@@ -202,9 +202,11 @@ fn an_unprivileged_user() {
     if !is_root() {
         return skip("an_unprivileged_user", "only root can become another user");
     }
-    same("nobody", Uncopy::Any, |_| as_nobody(&format!("exec {FAULTS} workload")));
-    same("nobody-locks", Uncopy::Any, |_| as_nobody(&format!("exec {FAULTS} between lock-all")));
-    same("nobody-locks-little", Uncopy::Any, |_| {
+    compare_with_plain("nobody", ExpectedBehaviour::Any, |_| as_nobody(&format!("exec {FAULTS} workload")));
+    compare_with_plain("nobody-locks", ExpectedBehaviour::Any, |_| {
+        as_nobody(&format!("exec {FAULTS} between lock-all"))
+    });
+    compare_with_plain("nobody-locks-little", ExpectedBehaviour::Any, |_| {
         as_nobody(&format!("ulimit -l 64; exec {FAULTS} between lock-all"))
     });
 }
@@ -215,7 +217,7 @@ fn no_thread_for_the_handler() {
         return skip("no_thread_for_the_handler", "only root can become another user");
     }
     // Another user gets a userfaultfd through an inherited device; the limit does not bind root.
-    same("no-thread", Uncopy::Any, |_| {
+    compare_with_plain("no-thread", ExpectedBehaviour::Any, |_| {
         let prlimit = packaged("/usr/bin/prlimit", "util-linux");
         let script = format!("UNCOPY_UFFD_FD=9 exec {} --nproc=1 {FAULTS} alone", prlimit.display());
         as_nobody(&script).descriptor(9, "/dev/userfaultfd")
@@ -238,7 +240,7 @@ fn without_proc_or_shared_memory() {
         ),
     ] {
         let inside = format!("{mount}; exec {FAULTS} workload");
-        same(title, Uncopy::Works, |_| {
+        compare_with_plain(title, ExpectedBehaviour::Works, |_| {
             Program::shell(&format!("exec {} --mount sh -ec \"{inside}\"", unshare.display()))
         });
     }
@@ -283,7 +285,7 @@ fn a_control_group_with_little_memory() {
         return skip("a_control_group_with_little_memory", "no memory control group can be made here");
     };
     let enter = format!("echo $$ > {}/cgroup.procs", group.0);
-    after("control-group", Uncopy::Works, &enter);
+    run_after("control-group", ExpectedBehaviour::Works, &enter);
 }
 
 /// The reservoir of a program that has just freed everything is 1/64 of the limit; without one, 16 MiB.
@@ -294,7 +296,7 @@ fn a_control_group_bounds_what_is_kept() {
         return skip("a_control_group_bounds_what_is_kept", "no memory control group can be made here");
     };
     let scratch = Scratch::new("group");
-    let script = format!("echo $$ > {}/cgroup.procs; exec {BOUNDS} more_than_there_may_be 1", group.0);
+    let script = format!("echo $$ > {}/cgroup.procs; exec {BOUNDS} more_data_than_the_cap 1", group.0);
     let done = Program::shell(&script).mode(Mode::Always).limit(LIMIT).run(&scratch, "group");
     if let Some(counters) = done.expect_success().expect_counters(&[Counter::InputBytes]).counters {
         assert!(counters.get(Counter::ReservoirBytes) <= LIMIT_BYTES as u64 / 64, "{counters}");
@@ -303,7 +305,7 @@ fn a_control_group_bounds_what_is_kept() {
 
 #[test]
 fn an_exhausted_reservoir() {
-    same("exhausted", Uncopy::RunsShort, |_| {
+    compare_with_plain("exhausted", ExpectedBehaviour::FallsBack, |_| {
         let program = Program::new(FAULTS).args(["hoard"]);
         program.library(injecting_library()).env("MAX_INJECT_RESERVE", (256 << 20).to_string())
     });
@@ -320,7 +322,7 @@ else:
     for number in range(60):
         message = hashlib.shake_128(str(number).encode()).digest(300000)
         connection.sendall(message)
-        assert whole(connection, 300000) == message, number
+        assert receive_exactly(connection, 300000) == message, number
 "#;
 
 /// A filter installed before the program starts disables what it refuses, and nothing else.
@@ -330,14 +332,14 @@ fn lanes_under_a_filter_that_lets_them_through() {
         return;
     }
     let scratch = Scratch::new("filtered");
-    let _ = talk::room(&scratch);
-    let under = |words: &[&str]| {
+    let _ = lane_programs::make_lanes_dir(&scratch);
+    let under_filter = |arguments: &[&str]| {
         let command = Program::new(FAULTS).args(["under", "eperm", "/usr/bin/python3"]);
-        talk::started_by(command, &scratch, ECHO, words)
+        lane_programs::program_started_by(command, &scratch, ECHO, arguments)
     };
-    let server = under(&["server"]).start(&scratch, "server");
+    let server = under_filter(&["server"]).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
-    for done in [under(&["client", &port]).run(&scratch, "client"), server.finish(LIMIT)] {
+    for done in [under_filter(&["client", &port]).run(&scratch, "client"), server.finish(LIMIT)] {
         let received = done.counters.as_ref().map_or(0, |counters| counters.get(Counter::LaneReceivedBytes));
         // The one line says that userfaultfd was refused.
         assert!(done.status.success() && received > 1 << 20, "{:?}: {}", done.counters, done.text());

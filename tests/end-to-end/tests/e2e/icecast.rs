@@ -13,10 +13,10 @@ use std::time::Duration;
 use uncopy_testbed::servers::{Icecast, Service as _};
 use uncopy_tests::artifacts::packaged;
 use uncopy_tests::http::expect_same;
+use uncopy_tests::packaged_server::{PackagedServer, program};
 use uncopy_tests::random::{bytes, seed};
 use uncopy_tests::running::Running;
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::served::{Served, program};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const LISTENERS: usize = 4;
@@ -25,11 +25,11 @@ const STREAM_BYTES: usize = 12 << 20;
 /// Number of bytes sent before the listeners join.
 const LEAD_BYTES: usize = 1 << 20;
 /// Bytes sent after those compared, since icecast may hold back its last blocks.
-const MORE_BYTES: usize = 4 * 1400;
+const TRAILING_BYTES: usize = 4 * 1400;
 /// Waits until the server's statistics contain `words`: its log does not have every event.
 fn wait_for_status(address: SocketAddr, words: &str) {
     wait_until(&format!("icecast to have {words:?} in its statistics"), || {
-        Icecast::statistics(address).is_ok_and(|told| told.contains(words)).then_some(())
+        Icecast::statistics(address).is_ok_and(|statistics| statistics.contains(words)).then_some(())
     });
 }
 
@@ -57,10 +57,11 @@ fn stream(mode: Mode) {
         log_level: 3,
         changes_owner: true,
     };
-    let server = Served::start_by(program(Icecast::PROGRAM, mode), &icecast, &scratch, "icecast2", &home);
+    let server =
+        PackagedServer::start_by(program(Icecast::PROGRAM, mode), &icecast, &scratch, "icecast2", &home);
     let address = server.address();
     wait_for_status(address, "<server_id>");
-    let content = bytes(seed(89), STREAM_BYTES + MORE_BYTES);
+    let content = bytes(seed(89), STREAM_BYTES + TRAILING_BYTES);
     let pipe = scratch.join("pipe");
     let name = std::ffi::CString::new(pipe.to_str().expect("UTF-8")).expect("no null");
     // SAFETY: `name` is a NUL-terminated `CString` that lives through the call.

@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_lanes::protocol::Message;
+use uncopy_tests::lane_programs::{make_lanes_dir, run_pair};
 use uncopy_tests::random::{rounds, seed};
 use uncopy_tests::running::Finished;
-use uncopy_tests::talk::{room, talk};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const ECHO: &str = env!("CARGO_BIN_EXE_echo");
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Runs server and client with every call in turn, both with lanes.
-fn converse(transport: &str, server_mode: Mode, client_mode: Mode, messages: usize, uses_lanes: bool) {
-    converse_in(transport, "all", server_mode, client_mode, messages, uses_lanes);
+fn run_echo(transport: &str, server_mode: Mode, client_mode: Mode, messages: usize, uses_lanes: bool) {
+    run_echo_in_scope(transport, "all", server_mode, client_mode, messages, uses_lanes);
 }
 
-/// Runs [`converse`] with lanes for the streams of `scope` only.
-fn converse_in(
+/// Runs [`run_echo`] with lanes for the streams of `scope` only.
+fn run_echo_in_scope(
     transport: &str,
     scope: &str,
     server_mode: Mode,
@@ -28,77 +28,81 @@ fn converse_in(
     uses_lanes: bool,
 ) {
     let scratch = Scratch::new(&format!("lanes-{transport}"));
-    let room = room(&scratch);
+    let lanes_dir = make_lanes_dir(&scratch);
     let directory = scratch.path().to_str().expect("UTF-8");
     let seed = seed(1000);
     let messages = rounds(messages).to_string();
     let server = Program::new(ECHO)
         .args(["server", transport, directory, &(seed + 7).to_string()])
         .env("UNCOPY_LANES", scope)
-        .env("UNCOPY_LANES_DIR", &room)
+        .env("UNCOPY_LANES_DIR", &lanes_dir)
         .mode(server_mode)
         .start(&scratch, "server");
     let address = server.wait_for_line("ready ");
     let client = Program::new(ECHO)
         .args(["client", transport, directory, &seed.to_string(), &address, &messages])
         .env("UNCOPY_LANES", scope)
-        .env("UNCOPY_LANES_DIR", &room)
+        .env("UNCOPY_LANES_DIR", &lanes_dir)
         .mode(client_mode)
         .start(&scratch, "client");
     let client = client.finish(LIMIT);
     assert!(client.status.success(), "seed {seed}, client {}\nserver's {}", client.text(), server.errors());
-    let referred = |done: &Finished| {
+    let bytes_by_reference = |done: &Finished| {
         let counters = done.counters.as_ref();
         counters.map_or(0, |counters| {
             counters.get(Counter::LaneReceivedBytes) + counters.get(Counter::LaneSentBytes)
         })
     };
-    let referred =
-        [client.expect_success(), server.finish(LIMIT).expect_success()].map(|done| referred(&done));
-    assert_eq!(referred.iter().all(|bytes| *bytes > 1 << 20), uses_lanes, "{referred:?} bytes by reference");
+    let bytes_by_reference = [client.expect_success(), server.finish(LIMIT).expect_success()]
+        .map(|done| bytes_by_reference(&done));
+    assert_eq!(
+        bytes_by_reference.iter().all(|bytes| *bytes > 1 << 20),
+        uses_lanes,
+        "{bytes_by_reference:?} bytes by reference"
+    );
 }
 
 #[test]
 fn tcp_between_programs_that_elide_everything() {
-    converse("tcp", Mode::Always, Mode::Always, 200, true);
+    run_echo("tcp", Mode::Always, Mode::Always, 200, true);
 }
 
 #[test]
 fn tcp_with_the_default_policy() {
-    converse("tcp", Mode::Auto, Mode::Auto, 200, true);
+    run_echo("tcp", Mode::Auto, Mode::Auto, 200, true);
 }
 
 #[test]
-fn tcp_while_references_are_tried_and_withheld() {
-    converse("tcp", Mode::Sliced, Mode::Sliced, 300, true);
+fn tcp_while_trials_switch_references_on_and_off() {
+    run_echo("tcp", Mode::Sliced, Mode::Sliced, 300, true);
 }
 
 #[test]
 fn tcp_with_small_socket_buffers() {
-    converse("tcp-small", Mode::Always, Mode::Auto, 100, true);
+    run_echo("tcp-small", Mode::Always, Mode::Auto, 100, true);
 }
 
 #[test]
 fn unix_streams() {
-    converse("unix", Mode::Always, Mode::Auto, 200, true);
+    run_echo("unix", Mode::Always, Mode::Auto, 200, true);
 }
 
 #[test]
 fn what_is_not_in_the_scope_is_left_alone() {
-    converse_in("tcp", "unix", Mode::Always, Mode::Always, 60, false);
-    converse_in("unix", "127.0.0.1", Mode::Always, Mode::Always, 60, false);
+    run_echo_in_scope("tcp", "unix", Mode::Always, Mode::Always, 60, false);
+    run_echo_in_scope("unix", "127.0.0.1", Mode::Always, Mode::Always, 60, false);
 }
 
 #[test]
 fn what_is_no_stream_is_left_alone() {
-    converse("fifo", Mode::Always, Mode::Always, 30, false);
-    converse("udp", Mode::Always, Mode::Always, 60, false);
+    run_echo("fifo", Mode::Always, Mode::Always, 30, false);
+    run_echo("udp", Mode::Always, Mode::Always, 60, false);
 }
 
 #[test]
 fn a_plain_program_at_the_other_end() {
-    converse("tcp", Mode::Always, Mode::Plain, 60, false);
-    converse("unix", Mode::Plain, Mode::Always, 60, false);
+    run_echo("tcp", Mode::Always, Mode::Plain, 60, false);
+    run_echo("unix", Mode::Plain, Mode::Always, 60, false);
 }
 
 /// A server that echoes and forks, and a client that compares messages before the fork, during the
@@ -110,7 +114,7 @@ if IS_SERVER:
     connection = listen().accept()[0]
     child = 0
     for number in range(240):
-        connection.sendall(whole(connection, len(message(number))))
+        connection.sendall(receive_exactly(connection, len(message(number))))
         if number in (60, 150):
             child = os.fork()
             if child == 0:
@@ -124,13 +128,13 @@ else:
     for number in range(240):
         expected = message(number)
         connection.sendall(expected)
-        assert whole(connection, len(expected)) == expected, f"message {number}"
+        assert receive_exactly(connection, len(expected)) == expected, f"message {number}"
 "#;
 
 #[test]
 fn a_server_that_forks_goes_on_and_every_byte_is_right() {
     let scratch = Scratch::new("lanes-forks");
-    for done in talk(&scratch, FORKING) {
+    for done in run_pair(&scratch, FORKING) {
         let counters = done.counters.expect("counters");
         assert!(counters.get(Counter::LaneSentBytes) > 20 << 20, "{counters}");
     }
@@ -148,14 +152,14 @@ LENGTH, PRIVATE_ANONYMOUS = 150000, 0x22
 if IS_SERVER:
     connection = listen().accept()[0]
     for number in range(90):
-        connection.sendall(whole(connection, LENGTH))
+        connection.sendall(receive_exactly(connection, LENGTH))
 else:
     connection = connect(sys.argv[2])
     fixed = libc.mmap(None, LENGTH, 1, PRIVATE_ANONYMOUS, -1, 0)
     # A page that can be written, before one that cannot.
     partly = libc.mmap(None, LENGTH, 3, PRIVATE_ANONYMOUS, -1, 0)
     assert libc.mprotect(ctypes.c_void_p(partly + 4096), ctypes.c_size_t(LENGTH - 4096), 1) == 0
-    def refused(call, address):
+    def expect_fault(call, address):
         ctypes.set_errno(0)
         result = call(connection.fileno(), address, LENGTH, 0)
         assert (result, ctypes.get_errno()) == (-1, errno.EFAULT), (number, call, hex(address), result)
@@ -163,10 +167,10 @@ else:
         expected = hashlib.shake_128(str(number).encode()).digest(LENGTH)
         connection.sendall(expected)
         if number >= 30:
-            refused(libc.send, 0x1000)
+            expect_fault(libc.send, 0x1000)
             select.select([connection], [], [], 30)
             for address in (0x1000, fixed):
-                refused(libc.recv, address)
+                expect_fault(libc.recv, address)
             got = libc.recv(connection.fileno(), partly, LENGTH, 0)
             if got > 0:
                 assert got <= 4096 and ctypes.string_at(partly, got) == expected[:got], (number, got)
@@ -175,13 +179,13 @@ else:
                     rest += connection.recv(LENGTH - got - len(rest))
                 assert rest == expected[got:], f"message {number}"
                 continue
-        assert whole(connection, LENGTH) == expected, f"message {number}"
+        assert receive_exactly(connection, LENGTH) == expected, f"message {number}"
 "#;
 
 #[test]
 fn bad_addresses_are_refused_and_nothing_is_lost() {
     let scratch = Scratch::new("lanes-bad");
-    let [client, _] = talk(&scratch, BAD_ADDRESSES);
+    let [client, _] = run_pair(&scratch, BAD_ADDRESSES);
     let counters = client.counters.expect("counters");
     assert!(counters.get(Counter::LaneReceivedBytes) > 2 << 20, "{counters}");
 }
@@ -203,11 +207,11 @@ for turn in range(6):
         for at, connection in enumerate(connections):
             expected = hashlib.shake_128(f"{turn} {number} {at}".encode()).digest(LENGTH)
             if listener:
-                assert whole(connection, LENGTH) == expected, (turn, number, at)
+                assert receive_exactly(connection, LENGTH) == expected, (turn, number, at)
                 connection.sendall(expected)
             else:
                 connection.sendall(expected)
-                assert whole(connection, LENGTH) == expected, (turn, number, at)
+                assert receive_exactly(connection, LENGTH) == expected, (turn, number, at)
     if turn == 3:
         # The last bytes are still unread at one end, and what comes next has nothing of them.
         connections[0].sendall(bytes(LENGTH))
@@ -218,7 +222,7 @@ assert len(seen) < 6, "no number came again"
 #[test]
 fn descriptors_that_are_closed_at_once_are_forgotten() {
     let scratch = Scratch::new("lanes-closed");
-    for done in talk(&scratch, CLOSED_AT_ONCE) {
+    for done in run_pair(&scratch, CLOSED_AT_ONCE) {
         let counters = done.counters.expect("counters");
         assert!(counters.get(Counter::LaneReceivedBytes) > 10 << 20, "{counters}");
     }
@@ -253,8 +257,8 @@ else:
                 number += 1
                 rest = message(number)
             try:
-                went = connection.send(rest)
-                rest, sent, last = rest[went:], sent + went, time.monotonic()
+                count = connection.send(rest)
+                rest, sent, last = rest[count:], sent + count, time.monotonic()
             except BlockingIOError:
                 time.sleep(0.01)
         shared = shared_bytes()
@@ -276,7 +280,7 @@ else:
 #[test]
 fn a_peer_that_is_stopped_takes_no_more_than_its_share_of_memory() {
     let scratch = Scratch::new("lanes-stopped");
-    let [client, _] = talk(&scratch, STOPPED);
+    let [client, _] = run_pair(&scratch, STOPPED);
     let counters = client.counters.expect("counters");
     assert!(counters.get(Counter::LaneSentBytes) > 5 << 20, "{counters}");
 }
@@ -286,7 +290,7 @@ fn a_peer_that_is_stopped_takes_no_more_than_its_share_of_memory() {
 const MANY: &str = r#"
 LENGTH, CONNECTIONS, MIB = 70000, 1100, 1 << 20
 expected = hashlib.shake_128(b"many").digest(LENGTH)
-def left():
+def resources_in_use():
     return len(os.listdir("/proc/self/fd")), shared_bytes()
 listener = listen() if IS_SERVER else None
 for turn in range(CONNECTIONS):
@@ -294,21 +298,21 @@ for turn in range(CONNECTIONS):
     with connection:
         for _ in range(4):
             if listener:
-                assert whole(connection, LENGTH) == expected
+                assert receive_exactly(connection, LENGTH) == expected
                 connection.sendall(expected)
             else:
                 connection.sendall(expected)
-                assert whole(connection, LENGTH) == expected
+                assert receive_exactly(connection, LENGTH) == expected
     if turn == 100:
-        before = left()
-after = left()
+        before = resources_in_use()
+after = resources_in_use()
 assert after[0] <= before[0] + 1 and after[1] <= before[1] + 4 * MIB, (before, after)
 "#;
 
 #[test]
 fn a_thousand_connections_leave_nothing_behind() {
     let scratch = Scratch::new("lanes-many");
-    for done in talk(&scratch, MANY) {
+    for done in run_pair(&scratch, MANY) {
         let counters = done.counters.expect("counters");
         assert!(counters.get(Counter::Lanes) > 100, "{counters}");
     }
@@ -319,23 +323,23 @@ fn a_thousand_connections_leave_nothing_behind() {
 /// A process that connects to all sockets in the directory and sends arbitrary messages.
 const HOSTILE: &str = r#"
 import fcntl, glob, os, random, socket, struct, sys, time
-room, seed, seconds, GREETING = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+directory, seed, seconds, GREETING = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 random.seed(seed)
 NUMBERS = [0, 1, 2, 63, 64, 1023, 1024, 2**32 - 1, 2**63, 2**64 - 1]
-def memory():
+def random_memfd():
     file = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
     os.truncate(file, random.choice([0, 4096, 4 << 20, 8 << 20]))
     if random.random() < 0.7:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, random.choice([0x1, 0x2, 0x4, 0x6, 0x7, 0x10, 0x16, 0x17]))
     return file
-def say(link):
+def send_random_message(link):
     kind = random.choice([GREETING, GREETING, 2, 3, 4, random.getrandbits(64)])
     words = [random.choice(NUMBERS + [random.getrandbits(64)]) for _ in range(random.randrange(9))]
     if kind == GREETING and random.random() < 0.7:
         words = [random.getrandbits(64), random.choice([0, 5, 63, 64])]
     data = struct.pack(f"={1 + len(words)}Q", kind, *words)
     data = data[: random.choice([len(data)] * 6 + [7, len(data) - 1])]
-    files = [memory() for _ in range(random.choice([0, 1, 1, 1, 2]))]
+    files = [random_memfd() for _ in range(random.choice([0, 1, 1, 1, 2]))]
     try:
         socket.send_fds(link, [data], files)
     finally:
@@ -343,13 +347,13 @@ def say(link):
             os.close(file)
 end, refused = time.monotonic() + seconds, 0
 while time.monotonic() < end:
-    for name in glob.glob(room + "/*.lane"):
+    for name in glob.glob(directory + "/*.lane"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
             link.settimeout(1)
             try:
                 link.connect(name)
                 for _ in range(random.randrange(1, 7)):
-                    say(link)
+                    send_random_message(link)
                     time.sleep(random.choice([0, 0.001]))
             except OSError:
                 refused += 1
@@ -360,19 +364,19 @@ print("refused", refused, flush=True)
 #[test]
 fn processes_that_say_what_cannot_be_harm_nobody() {
     let scratch = Scratch::new("lanes-hostile");
-    let room = room(&scratch);
+    let lanes_dir = make_lanes_dir(&scratch);
     let directory = scratch.path().to_str().expect("UTF-8");
     let (seed, script) = (seed(1000), scratch.write("hostile.py", HOSTILE));
     let messages = rounds(400).to_string();
-    let start = |name: &str, words: &[&str]| {
+    let start = |name: &str, arguments: &[&str]| {
         let program =
-            Program::new(ECHO).args(words).env("UNCOPY_LANES", "all").env("UNCOPY_LANES_DIR", &room);
+            Program::new(ECHO).args(arguments).env("UNCOPY_LANES", "all").env("UNCOPY_LANES_DIR", &lanes_dir);
         program.mode(Mode::Always).start(&scratch, name)
     };
     let server = start("server", &["server", "tcp", directory, &(seed + 7).to_string()]);
     let address = server.wait_for_line("ready ");
     let hostile = Program::new("/usr/bin/python3")
-        .args([script.to_str().expect("UTF-8"), room.to_str().expect("UTF-8"), &seed.to_string(), "4"])
+        .args([script.to_str().expect("UTF-8"), lanes_dir.to_str().expect("UTF-8"), &seed.to_string(), "4"])
         .args([Message::Greeting { process: 1, link: 0 }.words()[0].to_string()])
         .mode(Mode::Plain)
         .start(&scratch, "hostile");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::Scratch;
-use uncopy_tests::talk::{program, room};
+use uncopy_tests::lane_programs::{make_lanes_dir, program};
 
 /// An echo server, a client with a secret, and a client that changes credentials amid its messages.
 /// The arguments name the ways to change.
@@ -23,16 +23,16 @@ def serve(connection):
         connection.sendall(part)
 def message(number):
     return hashlib.shake_128(str(number).encode()).digest(LENGTH)
-def talk(connection, numbers):
+def exchange(connection, numbers):
     for number in numbers:
         connection.sendall(message(number))
-        assert whole(connection, LENGTH) == message(number), f"message {number}"
+        assert receive_exactly(connection, LENGTH) == message(number), f"message {number}"
 def mappings(protection="r"):
     with open("/proc/self/maps") as maps:
         lines = [line.split() for line in maps if "uncopy-lane" in line or "uncopy-board" in line]
     ranges = [tuple(int(end, 16) for end in line[0].split("-")) for line in lines]
     return [range for line, range in zip(lines, ranges) if line[1].startswith(protection) and line[1].endswith("s")]
-def knows(ranges):
+def contains_secret(ranges):
     words = b" another process"
     return any(libc.memmem(ctypes.c_void_p(start), end - start, words, len(words)) for start, end in ranges)
 def capabilities():
@@ -61,15 +61,15 @@ CHANGES = {
     "the same groups": (lambda: libc.setgroups(len(SAME), SAME), lambda: True),
 }
 SAME = (ctypes.c_uint * len(os.getgroups()))(*os.getgroups())
-def go_on(connection):
+def exchange_until_over(connection):
     number = 1000
     while not is_over.is_set():
-        talk(connection, [number])
+        exchange(connection, [number])
         number += 1
     # As the other user.
-    talk(connection, range(number, number + 20))
+    exchange(connection, range(number, number + 20))
     connection.close()
-def child(how):
+def change_in_child(how):
     pid = os.fork()
     if pid == 0:
         done = CHANGES[how][0]() == 0 and not mappings()
@@ -82,9 +82,9 @@ if IS_SERVER:
 elif sys.argv[3] == "secret":
     connection, words = connect(sys.argv[2]), (SECRET + b"another process ") * 12000
     # In memory of its own, which nobody uses again.
-    while not knows(mappings("rw")):
+    while not contains_secret(mappings("rw")):
         connection.sendall(words)
-        assert whole(connection, len(words)) == words
+        assert receive_exactly(connection, len(words)) == words
     print("said", flush=True)
     sys.stdin.read()
 elif sys.argv[3] == "end":
@@ -93,14 +93,14 @@ else:
     how = sys.argv[3]
     connections = [connect(sys.argv[2]) for _ in range(2)]
     for connection in connections:
-        talk(connection, range(30))
+        exchange(connection, range(30))
     # Else this shows nothing.
-    while not knows(theirs := mappings()):
-        talk(connections[0], range(30, 32))
+    while not contains_secret(ranges_of_others := mappings()):
+        exchange(connections[0], range(30, 32))
     is_child = how == "child"
     is_over = threading.Event()
     if not is_child:
-        thread = threading.Thread(target=go_on, args=connections[1:])
+        thread = threading.Thread(target=exchange_until_over, args=connections[1:])
         thread.start()
     unread = range(100, 106)
     for number in unread:
@@ -111,29 +111,29 @@ else:
         tries += 1
         time.sleep(0.001)
     # One of them in part.
-    first = whole(connections[0], 100001)
+    first = receive_exactly(connections[0], 100001)
     if is_child:
-        assert child("setuid") == 0
+        assert change_in_child("setuid") == 0
     else:
         ctypes.set_errno(NOT_GIVEN)
         change, has_changed = CHANGES[how]
-        result, said = change(), ctypes.get_errno()
+        result, error = change(), ctypes.get_errno()
         # That one reads files.
-        assert result == 0 and has_changed(), (how, result, said)
-        assert said == NOT_GIVEN or how == "initgroups", (how, said)
+        assert result == 0 and has_changed(), (how, result, error)
+        assert error == NOT_GIVEN or how == "initgroups", (how, error)
     is_over.set()
     if how in ("nothing", "the same groups", "child"):
         assert mappings(), "lanes ended"
     else:
         assert not mappings(), mappings()
-        assert not knows(theirs), "others' words are left"
-    assert first + whole(connections[0], LENGTH - 100001) == message(100)
+        assert not contains_secret(ranges_of_others), "others' words are left"
+    assert first + receive_exactly(connections[0], LENGTH - 100001) == message(100)
     for number in unread[1:]:
-        assert whole(connections[0], LENGTH) == message(number), f"message {number}"
-    talk(connections[0], range(200, 230))
+        assert receive_exactly(connections[0], LENGTH) == message(number), f"message {number}"
+    exchange(connections[0], range(200, 230))
     if not is_child:
         thread.join()
-    talk(connect(sys.argv[2]), range(300, 320))
+    exchange(connect(sys.argv[2]), range(300, 320))
     if how not in ("nothing", "the same groups", "child"):
         assert not mappings(), "lanes have begun again"
     print("right", flush=True)
@@ -143,21 +143,21 @@ else:
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Changes credentials in each of these ways, one after the other in one conversation.
-fn change(name: &str, ways: &[&str]) {
+fn check_changes(name: &str, ways: &[&str]) {
     // SAFETY: geteuid(2) takes no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         return eprintln!("skipped: {name}: needs root");
     }
     // A socket's path has at most 107 bytes.
     let scratch = Scratch::new("changes");
-    let _ = room(&scratch);
+    let _ = make_lanes_dir(&scratch);
     let server = program(&scratch, CHANGING, &["server"]).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
     let fifo = scratch.join("fifo");
     let path = std::ffi::CString::new(fifo.to_str().expect("UTF-8")).expect("no NUL");
     // SAFETY: `path` is a NUL-terminated `CString` that lives through the call.
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
-    let held = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).expect("a FIFO");
+    let fifo_writer = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).expect("a FIFO");
     let secret = program(&scratch, CHANGING, &["client", &port, "secret"]).input(&fifo);
     let secret = secret.start(&scratch, "secret");
     let _ = secret.wait_for_line("said");
@@ -169,7 +169,7 @@ fn change(name: &str, ways: &[&str]) {
         let status = client.status;
         assert!(status.success() && text.contains("right"), "{way}: {status}, {text}\n{}", server.errors());
     }
-    drop(held);
+    drop(fifo_writer);
     assert!(secret.finish(LIMIT).expect_success().counters.is_some());
     let end = program(&scratch, CHANGING, &["client", &port, "end"]).run(&scratch, "end");
     let _ = end.expect_success();
@@ -179,22 +179,22 @@ fn change(name: &str, ways: &[&str]) {
 
 #[test]
 fn to_another_user() {
-    change("to_another_user", &["setuid", "seteuid", "setreuid", "setresuid", "setfsuid", "syscall"]);
+    check_changes("to_another_user", &["setuid", "seteuid", "setreuid", "setresuid", "setfsuid", "syscall"]);
 }
 
 #[test]
 fn to_other_groups() {
     let ways = ["setgid", "setegid", "setregid", "setresgid", "setfsgid", "setgroups", "initgroups"];
-    change("to_other_groups", &ways);
-    change("to_other_groups", &["syscall of groups"]);
+    check_changes("to_other_groups", &ways);
+    check_changes("to_other_groups", &["syscall of groups"]);
 }
 
 #[test]
 fn to_less_than_it_was_allowed() {
-    change("to_less_than_it_was_allowed", &["capset", "dumpable"]);
+    check_changes("to_less_than_it_was_allowed", &["capset", "dumpable"]);
 }
 
 #[test]
 fn what_changes_nothing_ends_nothing() {
-    change("what_changes_nothing_ends_nothing", &["nothing", "the same groups", "child"]);
+    check_changes("what_changes_nothing_ends_nothing", &["nothing", "the same groups", "child"]);
 }

@@ -22,17 +22,17 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::SharedMemory;
 use uncopy_sys::seqpacket;
 use uncopy_tests::Scratch;
+use uncopy_tests::lane_programs::{make_lanes_dir, program};
 use uncopy_tests::random::{Random, bytes, rounds, seed};
 use uncopy_tests::running::Running;
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::talk::{program, room};
 
 /// Time limit for an answer of the program.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Number of bytes after which a receiver accepts references.
-const LARGE: usize = 200_000;
+const LARGE_BYTES: usize = 200_000;
 /// Length of a reference, in bytes.
-const REFERRED: usize = 90_000;
+const REFERENCE_BYTES: usize = 90_000;
 
 /// An echo server, and a client of it that compares.
 const ECHOING: &str = r#"
@@ -56,7 +56,7 @@ number, lanes = 0, 0
 while lanes < 30:
     expected = hashlib.shake_128(str(number).encode()).digest(90000 + 7001 * (number % 5))
     connection.sendall(expected)
-    assert whole(connection, len(expected)) == expected, f"message {number}"
+    assert receive_exactly(connection, len(expected)) == expected, f"message {number}"
     number, lanes = number + 1, lanes + (shared_bytes() > 300_000)
 "#;
 
@@ -64,19 +64,19 @@ while lanes < 30:
 struct Victim {
     running: Running,
     scratch: Scratch,
-    room: PathBuf,
+    lanes_dir: PathBuf,
     port: u16,
 }
 
 impl Victim {
     fn start(name: &str) -> Self {
         let scratch = Scratch::new(name);
-        let room = room(&scratch);
+        let lanes_dir = make_lanes_dir(&scratch);
         let running = program(&scratch, ECHOING, &["server"]).start(&scratch, "server");
         let port = running.wait_for_line("ready ").parse().expect("a port");
-        let victim = Self { scratch, room, running, port };
+        let victim = Self { scratch, lanes_dir, running, port };
         // The first large receive makes the program connect to others.
-        victim.echo(LARGE);
+        victim.echo(LARGE_BYTES);
         victim
     }
 
@@ -93,9 +93,9 @@ impl Victim {
     }
 
     /// Returns the path of the program's lane socket.
-    fn name(&self) -> std::ffi::CString {
+    fn lane_socket(&self) -> std::ffi::CString {
         let name = wait_until("the program's socket", || {
-            let mut entries = std::fs::read_dir(&self.room).expect("the room");
+            let mut entries = std::fs::read_dir(&self.lanes_dir).expect("the room");
             entries.find_map(|entry| {
                 let path = entry.expect("an entry").path();
                 (path.extension()? == "lane").then(|| path.to_str().expect("UTF-8").to_owned())
@@ -105,7 +105,7 @@ impl Victim {
     }
 
     /// Returns the number of descriptors of the lanes' thread, which has its own descriptor table.
-    fn descriptors(&self) -> usize {
+    fn descriptor_count(&self) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).expect("it runs");
         let is_lanes = |task: &PathBuf| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "uncopy-lanes")
@@ -164,20 +164,20 @@ fn duplicate(fd: i32) -> i32 {
 
 impl Forged {
     /// Connects to the program as a real peer does.
-    fn link(victim: &Victim, id: u64) -> Self {
-        let link = seqpacket::connect(&victim.name()).expect("it listens");
+    fn connect(victim: &Victim, id: u64) -> Self {
+        let link = seqpacket::connect(&victim.lane_socket()).expect("it listens");
         let board = SharedMemory::make(c"forged-board", board_bytes()).expect("memory");
         let chunk = SharedMemory::make(c"forged-lane", CHUNK_BYTES).expect("memory");
         let greeting = Message::Greeting { process: id, link: 0 }.words();
         seqpacket::send_with(&link, &greeting, board.fd()).expect("it listens");
         seqpacket::send_with(&link, &Message::Chunk { number: 0 }.words(), chunk.fd()).expect("it listens");
-        let theirs = wait_until("its greeting", || match listen(&link) {
-            Heard::Message(Message::Greeting { process, .. }, Some(fd)) => Some((process, fd)),
+        let greeting = wait_until("its greeting", || match receive_message(&link) {
+            Received::Message(Message::Greeting { process, .. }, Some(fd)) => Some((process, fd)),
             _ => None,
         });
-        let victim = (SharedMemory::map_others(theirs.1, board_bytes()).expect("a board"), theirs.0);
+        let victim = (SharedMemory::map_others(greeting.1, board_bytes()).expect("a board"), greeting.0);
         let forged = Self { link, id, board, chunk, victim };
-        forged.part().begin(theirs.0);
+        forged.link_part().begin(greeting.0);
         forged
     }
 
@@ -187,7 +187,7 @@ impl Forged {
         unsafe { &*(self.board.base() as *const Board) }
     }
 
-    fn part(&self) -> &LinkPart {
+    fn link_part(&self) -> &LinkPart {
         &self.board().links[0]
     }
 
@@ -196,7 +196,7 @@ impl Forged {
     }
 
     /// Returns the words of a slot, to be written without regard to the protocol.
-    fn words(&self, lane: &Lane) -> &[AtomicU32] {
+    fn slot_words(&self, lane: &Lane) -> &[AtomicU32] {
         let words = size_of::<Slot>() / size_of::<AtomicU32>();
         // SAFETY: a slot consists of atomic words, possibly 64 bits wide, and is aligned for 32-bit
         // words; it lives as long as `self`.
@@ -208,39 +208,39 @@ impl Forged {
         unsafe { (self.chunk.base() as *mut u8).write_bytes(byte, CHUNK_BYTES) };
     }
 
-    fn tell(&self, stream: Stream, slot: u32, lane: u32) {
+    fn announce_end(&self, stream: Stream, slot: u32, lane: u32) {
         seqpacket::send(&self.link, &Message::End { stream, slot, lane }.words()).expect("it listens");
     }
 
     /// Opens a connection whose receiver accepts references.
-    fn lane(&self, victim: &Victim, slot: u32, lane: u32) -> Lane {
+    fn open_lane(&self, victim: &Victim, slot: u32, lane: u32) -> Lane {
         let mut stream = victim.connect();
         let near = stream_of(&stream);
         self.board().slots[slot as usize].clear(lane);
-        let mut theirs = None;
+        let mut far_lane = None;
         // SAFETY: the program's board has `board_bytes()`, consists of atomic words, and is mapped
         // as long as `self` lives.
         let board = unsafe { &*(self.victim.0.base() as *const Board) };
         let mut sent = 0;
         wait_until("a receiver that attends", || {
             // After a large receive the program announces its end, and binds it to an end announced before.
-            exchange(&mut stream, &bytes(7, LARGE));
-            sent += LARGE as u64;
-            self.tell(near, slot, lane);
-            while let Heard::Message(message, _) = listen(&self.link) {
+            exchange(&mut stream, &bytes(7, LARGE_BYTES));
+            sent += LARGE_BYTES as u64;
+            self.announce_end(near, slot, lane);
+            while let Received::Message(message, _) = receive_message(&self.link) {
                 if let Message::End { stream, slot, lane } = message
                     && stream == near.mirrored()
                 {
-                    theirs = Some((slot, lane));
+                    far_lane = Some((slot, lane));
                 }
             }
-            theirs.filter(|(slot, lane)| board.slots[*slot as usize].receiving.accepts_refs(*lane))
+            far_lane.filter(|(slot, lane)| board.slots[*slot as usize].receiving.accepts_refs(*lane))
         });
         Lane { stream, sent, slot, lane }
     }
 
-    fn good(&self) -> Reference {
-        Reference { owner: self.id, chunk: 0, run: 0, offset_bytes: 0, len_bytes: REFERRED as u32 }
+    fn valid_reference(&self) -> Reference {
+        Reference { owner: self.id, chunk: 0, run: 0, offset_bytes: 0, len_bytes: REFERENCE_BYTES as u32 }
     }
 }
 
@@ -253,19 +253,19 @@ impl Drop for Forged {
 }
 
 /// Result of reading from the socket.
-enum Heard {
+enum Received {
     Message(Message, Option<OwnFd>),
     Nothing,
     Closed,
 }
 
-fn listen(link: &OwnFd) -> Heard {
+fn receive_message(link: &OwnFd) -> Received {
     let mut words = [0; seqpacket::MAX_WORDS];
     match seqpacket::receive(link, &mut words) {
-        Ok(came) if came.words > 0 => Message::parse(&words[..came.words])
-            .map_or(Heard::Closed, |message| Heard::Message(message, came.fd)),
-        Err(Errno(libc::EAGAIN)) => Heard::Nothing,
-        _ => Heard::Closed,
+        Ok(received) if received.words > 0 => Message::parse(&words[..received.words])
+            .map_or(Received::Closed, |message| Received::Message(message, received.fd)),
+        Err(Errno(libc::EAGAIN)) => Received::Nothing,
+        _ => Received::Closed,
     }
 }
 
@@ -294,7 +294,7 @@ impl Lane {
     }
 
     /// Receives up to `len_bytes` bytes, until the connection ends.
-    fn answer(&mut self, len_bytes: usize) -> Vec<u8> {
+    fn receive_up_to(&mut self, len_bytes: usize) -> Vec<u8> {
         let mut got = vec![0; len_bytes];
         let mut at = 0;
         while at < len_bytes {
@@ -313,14 +313,14 @@ impl Lane {
 #[test]
 fn what_a_whole_peer_announces_rightly_is_received() {
     let victim = Victim::start("forged-right");
-    let forged = Forged::link(&victim, 0xF0);
+    let forged = Forged::connect(&victim, 0xF0);
     forged.fill(b'a');
-    let mut lane = forged.lane(&victim, 3, 9);
+    let mut lane = forged.open_lane(&victim, 3, 9);
     for turn in 0..3 {
-        let announcement = Announcement { at: lane.sent, reference: forged.good() };
+        let announcement = Announcement { at: lane.sent, reference: forged.valid_reference() };
         assert!(forged.slot(&lane).sending.announce(&announcement, turn));
         lane.send(&[0]);
-        assert!(lane.answer(REFERRED) == [b'a'; REFERRED], "turn {turn}");
+        assert!(lane.receive_up_to(REFERENCE_BYTES) == [b'a'; REFERENCE_BYTES], "turn {turn}");
     }
     drop(lane);
     victim.finish();
@@ -328,7 +328,7 @@ fn what_a_whole_peer_announces_rightly_is_received() {
 
 /// Expected result of a trick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Comes {
+enum Expected {
     /// The connection is reset.
     Reset,
     /// At most this many bytes arrive, or a reset.
@@ -338,35 +338,35 @@ enum Comes {
 #[test]
 fn references_to_what_is_not_there_end_their_connection_and_no_other() {
     let victim = Victim::start("forged-references");
-    let forged = Forged::link(&victim, 0xF0);
+    let forged = Forged::connect(&victim, 0xF0);
     forged.fill(b'a');
-    let good = forged.good();
+    let valid = forged.valid_reference();
     let bad = [
-        Reference { owner: 0xF1, ..good },
-        Reference { owner: 0, ..good },
-        Reference { owner: forged.victim.1, chunk: 77, ..good },
-        Reference { owner: forged.victim.1, offset_bytes: u32::MAX, ..good },
-        Reference { chunk: 1, ..good },
-        Reference { chunk: u32::MAX, ..good },
-        Reference { len_bytes: 0, ..good },
-        Reference { len_bytes: CHUNK_BYTES as u32 + 1, ..good },
-        Reference { offset_bytes: CHUNK_BYTES as u32 - 1, ..good },
-        Reference { offset_bytes: u32::MAX, len_bytes: u32::MAX, ..good },
+        Reference { owner: 0xF1, ..valid },
+        Reference { owner: 0, ..valid },
+        Reference { owner: forged.victim.1, chunk: 77, ..valid },
+        Reference { owner: forged.victim.1, offset_bytes: u32::MAX, ..valid },
+        Reference { chunk: 1, ..valid },
+        Reference { chunk: u32::MAX, ..valid },
+        Reference { len_bytes: 0, ..valid },
+        Reference { len_bytes: CHUNK_BYTES as u32 + 1, ..valid },
+        Reference { offset_bytes: CHUNK_BYTES as u32 - 1, ..valid },
+        Reference { offset_bytes: u32::MAX, len_bytes: u32::MAX, ..valid },
     ];
     for (number, reference) in bad.into_iter().enumerate() {
         // With and without plain bytes before the reference, which take different paths through a receive.
         for before in [0, 5] {
-            let mut lane = forged.lane(&victim, 2, 2 * number as u32 + u32::from(before > 0) + 1);
+            let mut lane = forged.open_lane(&victim, 2, 2 * number as u32 + u32::from(before > 0) + 1);
             let announcement = Announcement { at: lane.sent + before, reference };
             assert!(forged.slot(&lane).sending.announce(&announcement, 0));
             lane.send(&[0; 6][..before as usize + 1]);
-            let got = lane.answer(before as usize + 1);
+            let got = lane.receive_up_to(before as usize + 1);
             assert!(
                 got.len() <= before as usize,
                 "{reference:?}, {before} bytes before it: {} came",
                 got.len()
             );
-            victim.echo(LARGE);
+            victim.echo(LARGE_BYTES);
         }
     }
     drop(forged);
@@ -374,7 +374,7 @@ fn references_to_what_is_not_there_end_their_connection_and_no_other() {
 }
 
 /// Announces something invalid, sends, and returns the expected result.
-type Trick = fn(&Forged, &mut Lane) -> Comes;
+type Trick = fn(&Forged, &mut Lane) -> Expected;
 
 fn announce(forged: &Forged, lane: &Lane, at: u64, reference: Reference) {
     assert!(forged.slot(lane).sending.announce(&Announcement { at, reference }, 0));
@@ -386,66 +386,71 @@ const BUSY: usize = 2;
 
 const TRICKS: [(&str, Trick); 12] = [
     ("an offset that was passed", |forged, lane| {
-        announce(forged, lane, lane.sent - 10, forged.good());
+        announce(forged, lane, lane.sent - 10, forged.valid_reference());
         lane.send(&[0]);
-        Comes::Reset
+        Expected::Reset
     }),
     ("an offset far ahead", |forged, lane| {
-        announce(forged, lane, lane.sent + (1 << 40), forged.good());
+        announce(forged, lane, lane.sent + (1 << 40), forged.valid_reference());
         lane.send(&[0]);
-        Comes::AtMost(1)
+        Expected::AtMost(1)
     }),
     ("an offset half around", |forged, lane| {
-        announce(forged, lane, lane.sent.wrapping_add(1 << 63), forged.good());
+        announce(forged, lane, lane.sent.wrapping_add(1 << 63), forged.valid_reference());
         lane.send(&[0]);
-        Comes::Reset
+        Expected::Reset
     }),
     ("two references for one token", |forged, lane| {
-        announce(forged, lane, lane.sent, forged.good());
-        announce(forged, lane, lane.sent, forged.good());
+        announce(forged, lane, lane.sent, forged.valid_reference());
+        announce(forged, lane, lane.sent, forged.valid_reference());
         lane.send(&[0, 0]);
-        Comes::AtMost(REFERRED)
+        Expected::AtMost(REFERENCE_BYTES)
     }),
     ("references that overlap", |forged, lane| {
-        announce(forged, lane, lane.sent, forged.good());
-        announce(forged, lane, lane.sent + 1, Reference { offset_bytes: 100, run: 9, ..forged.good() });
+        announce(forged, lane, lane.sent, forged.valid_reference());
+        announce(
+            forged,
+            lane,
+            lane.sent + 1,
+            Reference { offset_bytes: 100, run: 9, ..forged.valid_reference() },
+        );
         lane.send(&[0, 0]);
-        Comes::AtMost(2 * REFERRED)
+        Expected::AtMost(2 * REFERENCE_BYTES)
     }),
     ("one that is taken back although it was sent", |forged, lane| {
-        announce(forged, lane, lane.sent, forged.good());
+        announce(forged, lane, lane.sent, forged.valid_reference());
         forged.slot(lane).sending.withdraw_last(1);
         lane.send(&[0]);
-        Comes::AtMost(1)
+        Expected::AtMost(1)
     }),
     ("many more announcements than there is room for", |forged, lane| {
-        announce(forged, lane, lane.sent, forged.good());
-        forged.words(lane)[PRODUCED].store(1_000_000, Relaxed);
+        announce(forged, lane, lane.sent, forged.valid_reference());
+        forged.slot_words(lane)[PRODUCED].store(1_000_000, Relaxed);
         lane.send(&[0]);
-        Comes::AtMost(1)
+        Expected::AtMost(1)
     }),
     ("more announcements than were made", |forged, lane| {
-        announce(forged, lane, lane.sent, forged.good());
-        forged.words(lane)[PRODUCED].store(32, Relaxed);
+        announce(forged, lane, lane.sent, forged.valid_reference());
+        forged.slot_words(lane)[PRODUCED].store(32, Relaxed);
         lane.send(&[0, 0, 0]);
-        Comes::AtMost(REFERRED)
+        Expected::AtMost(REFERENCE_BYTES)
     }),
     ("a sender that is busy for ever", |forged, lane| {
-        forged.words(lane)[BUSY].store(1, Relaxed);
+        forged.slot_words(lane)[BUSY].store(1, Relaxed);
         lane.send(&[7; 3]);
-        Comes::AtMost(3)
+        Expected::AtMost(3)
     }),
     ("a slot that is another end's by then", |forged, lane| {
-        announce(forged, lane, lane.sent, forged.good());
+        announce(forged, lane, lane.sent, forged.valid_reference());
         forged.slot(lane).clear(lane.lane + 1);
         lane.send(&[0]);
-        Comes::AtMost(1)
+        Expected::AtMost(1)
     }),
     ("a second end for one stream", |forged, lane| {
-        forged.tell(stream_of(&lane.stream), lane.slot + 1, lane.lane);
-        announce(forged, lane, lane.sent, forged.good());
+        forged.announce_end(stream_of(&lane.stream), lane.slot + 1, lane.lane);
+        announce(forged, lane, lane.sent, forged.valid_reference());
         lane.send(&[0]);
-        Comes::AtMost(REFERRED)
+        Expected::AtMost(REFERENCE_BYTES)
     }),
     ("returns of what is not held", |forged, lane| {
         for run in [0, 5, u32::MAX] {
@@ -455,12 +460,12 @@ const TRICKS: [(&str, Trick); 12] = [
                 ReturnKind::NotShared(7),
                 ReturnKind::Shared(0),
             ] {
-                let _ = forged.part().push_return(&Return { chunk: run / 2, run, kind: what }, 0);
+                let _ = forged.link_part().push_return(&Return { chunk: run / 2, run, kind: what }, 0);
             }
         }
-        announce(forged, lane, lane.sent, forged.good());
+        announce(forged, lane, lane.sent, forged.valid_reference());
         lane.send(&[0]);
-        Comes::AtMost(REFERRED)
+        Expected::AtMost(REFERENCE_BYTES)
     }),
 ];
 
@@ -468,33 +473,33 @@ const TRICKS: [(&str, Trick); 12] = [
 fn tricks_with_offsets_counts_and_slots_harm_nobody() {
     let victim = Victim::start("forged-tricks");
     for (number, (name, trick)) in TRICKS.into_iter().enumerate() {
-        let forged = Forged::link(&victim, 0xF000 + number as u64);
+        let forged = Forged::connect(&victim, 0xF000 + number as u64);
         forged.fill(b'a');
-        let mut lane = forged.lane(&victim, 2, 1);
+        let mut lane = forged.open_lane(&victim, 2, 1);
         match trick(&forged, &mut lane) {
-            Comes::Reset => assert_eq!(lane.answer(1).len(), 0, "{name}"),
-            Comes::AtMost(most) => {
+            Expected::Reset => assert_eq!(lane.receive_up_to(1).len(), 0, "{name}"),
+            Expected::AtMost(max_bytes) => {
                 // The shutdown ends a wait for bytes that never come.
                 let _ = lane.stream.shutdown(std::net::Shutdown::Write);
-                let got = lane.answer(4 * REFERRED).len();
-                assert!(got <= most, "{name}: {got} bytes");
+                let got = lane.receive_up_to(4 * REFERENCE_BYTES).len();
+                assert!(got <= max_bytes, "{name}: {got} bytes");
             }
         }
-        victim.echo(LARGE);
+        victim.echo(LARGE_BYTES);
         // The socket closes before the connection, or after it.
         if number % 2 == 0 {
             drop(forged);
         }
         drop(lane);
-        victim.echo(LARGE);
+        victim.echo(LARGE_BYTES);
     }
     victim.finish();
 }
 
 /// Sets a flag when dropped, also by a panic.
-struct Ending<'a>(&'a AtomicBool);
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ending<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
@@ -506,20 +511,20 @@ fn a_board_that_changes_while_it_is_read_harms_nobody() {
     let seed = seed(3000);
     let mut random = Random::new(seed);
     for turn in 0..rounds(12) {
-        let forged = Forged::link(&victim, 0xF000 + turn as u64);
+        let forged = Forged::connect(&victim, 0xF000 + turn as u64);
         forged.fill(b'a');
-        let mut lane = forged.lane(&victim, 2, 1);
+        let mut lane = forged.open_lane(&victim, 2, 1);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let (words, mut storm) = (forged.words(&lane), Random::new(random.word()));
-            let (over, sent) = (Ending(&is_over), lane.sent as u32);
+            let (words, mut random_words) = (forged.slot_words(&lane), Random::new(random.next_u64()));
+            let (over, sent) = (SetOnDrop(&is_over), lane.sent as u32);
             let is_over = &is_over;
             scope.spawn(move || {
                 while !is_over.load(Relaxed) {
-                    let any = storm.word() as u32;
-                    let word = storm.pick(&[0, 1, 2, 31, 32, 0xF000, sent, u32::MAX, any]);
+                    let any = random_words.next_u64() as u32;
+                    let word = random_words.pick(&[0, 1, 2, 31, 32, 0xF000, sent, u32::MAX, any]);
                     // The word that names the lane changes rarely, since nothing is read without it.
-                    let index = storm.below(words.len()).max(usize::from(!storm.one_in(50)));
+                    let index = random_words.below(words.len()).max(usize::from(!random_words.one_in(50)));
                     words[index].store(word, Relaxed);
                 }
             });
@@ -528,10 +533,10 @@ fn a_board_that_changes_while_it_is_read_harms_nobody() {
             }
             let _ = lane.stream.shutdown(std::net::Shutdown::Write);
             // Any bytes will do, but the stream must end.
-            while !lane.answer(1 << 20).is_empty() {}
+            while !lane.receive_up_to(1 << 20).is_empty() {}
             drop(over);
         });
-        victim.echo(LARGE);
+        victim.echo(LARGE_BYTES);
     }
     eprintln!("seed {seed}");
     victim.finish();
@@ -541,7 +546,7 @@ fn a_board_that_changes_while_it_is_read_harms_nobody() {
 fn memory_that_could_become_shorter_is_not_taken() {
     let victim = Victim::start("forged-memory");
     for what in ["unsealed", "short"] {
-        let forged = Forged::link(&victim, 0xF0);
+        let forged = Forged::connect(&victim, 0xF0);
         // SAFETY: the names are NUL-terminated literals; the descriptors are the test's own.
         unsafe {
             let fd = libc::memfd_create(c"forged".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
@@ -558,8 +563,10 @@ fn memory_that_could_become_shorter_is_not_taken() {
             .expect("it listens");
             libc::close(fd);
         }
-        wait_until("the end of the link", || matches!(listen(&forged.link), Heard::Closed).then_some(()));
-        victim.echo(LARGE);
+        wait_until("the end of the link", || {
+            matches!(receive_message(&forged.link), Received::Closed).then_some(())
+        });
+        victim.echo(LARGE_BYTES);
     }
     victim.finish();
 }
@@ -567,18 +574,21 @@ fn memory_that_could_become_shorter_is_not_taken() {
 #[test]
 fn descriptors_that_nobody_asked_for_are_closed() {
     let victim = Victim::start("forged-descriptors");
-    let before = victim.descriptors();
+    let before = victim.descriptor_count();
     for count in [1, 2, 3, 16] {
         for _ in 0..50 {
-            let link = seqpacket::connect(&victim.name()).expect("it listens");
+            let link = seqpacket::connect(&victim.lane_socket()).expect("it listens");
             let words = Message::Greeting { process: 5, link: 0 }.words();
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             send_descriptors(&link, &bytes, &vec![duplicate(0); count]);
-            wait_until("the end of the link", || matches!(listen(&link), Heard::Closed).then_some(()));
+            wait_until("the end of the link", || {
+                matches!(receive_message(&link), Received::Closed).then_some(())
+            });
         }
     }
-    let after =
-        wait_until("descriptors that are closed", || Some(victim.descriptors()).filter(|now| *now <= before));
+    let after = wait_until("descriptors that are closed", || {
+        Some(victim.descriptor_count()).filter(|now| *now <= before)
+    });
     assert!(after <= before);
     victim.finish();
 }

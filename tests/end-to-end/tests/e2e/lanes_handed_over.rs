@@ -14,7 +14,7 @@ const CONVERSATION: &str = r#"
 import array, hashlib, os, signal, socket, subprocess, sys, time
 role, what, where = sys.argv[1:4]
 
-def whole(connection, length, **options):
+def receive_exactly(connection, length, **options):
     parts = bytearray()
     while len(parts) < length:
         part = connection.recv(min(length - len(parts), 200000))
@@ -27,16 +27,16 @@ def message(number):
 
 def echo(connection, first, last):
     for number in range(first, last):
-        connection.sendall(whole(connection, len(message(number))))
+        connection.sendall(receive_exactly(connection, len(message(number))))
 
-def talk(connection, first, last):
+def exchange(connection, first, last):
     for number in range(first, last):
         expected = message(number)
         connection.sendall(expected)
-        assert whole(connection, len(expected)) == expected, f"message {number}"
+        assert receive_exactly(connection, len(expected)) == expected, f"message {number}"
 
 # The part of a program that a connection is handed to, or that goes on with it.
-def go_on(connection):
+def continue_conversation(connection):
     connection.sendall(b"here")
     echo(connection, 40, 80)
 
@@ -67,14 +67,14 @@ def hand_over(connection):
         assert os.system("true") == 0
         with os.popen("true") as pipe:
             pipe.read()
-        go_on(connection)
+        continue_conversation(connection)
     elif what == "urgent":
         connection.send(b"!", socket.MSG_OOB)
-        go_on(connection)
+        continue_conversation(connection)
     else:
-        go_on(connection)
+        continue_conversation(connection)
 
-def connected():
+def connect():
     if where.startswith("/"):
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(where)
@@ -85,7 +85,7 @@ if role == "again":
     connection = socket.socket(fileno=int(where))
     if what == "passed":
         connection = socket.socket(fileno=socket.recv_fds(connection, 1, 1)[1][0])
-    go_on(connection)
+    continue_conversation(connection)
 elif role == "server":
     if where.startswith("/"):
         listener = socket.socket(socket.AF_UNIX)
@@ -109,29 +109,29 @@ elif role == "server":
     elif what == "control":
         echo(connection, 0, 40)
         for number in range(40, 80):
-            connection.sendall(whole(connection, len(message(number))))
+            connection.sendall(receive_exactly(connection, len(message(number))))
             with open("/dev/null") as file:
                 socket.send_fds(connection, [b"descriptor"], [file.fileno()])
     elif what == "small":
         for turn in range(6):
             echo(connection, 0, 20)
             for _ in range(300):
-                connection.sendall(whole(connection, 100))
+                connection.sendall(receive_exactly(connection, 100))
     else:
         echo(connection, 0, 40)
-        assert whole(connection, 5) == b"yours"
+        assert receive_exactly(connection, 5) == b"yours"
         hand_over(connection)
 else:
-    connection = connected()
+    connection = connect()
     if what == "exit":
-        talk(connection, 0, 60)
+        exchange(connection, 0, 60)
         time.sleep(1.5)
         for number in range(60, 64):
-            assert whole(connection, len(message(number))) == message(number), f"message {number}"
+            assert receive_exactly(connection, len(message(number))) == message(number), f"message {number}"
         assert connection.recv(1) == b""
     elif what == "kill":
-        server = int(whole(connection, 9))
-        talk(connection, 0, 40)
+        server = int(receive_exactly(connection, 9))
+        exchange(connection, 0, 40)
         expected = message(3)
         connection.sendall(expected)
         os.kill(server, signal.SIGKILL)
@@ -146,7 +146,7 @@ else:
             pass
         assert expected.startswith(bytes(got))
     elif what == "control":
-        talk(connection, 0, 40)
+        exchange(connection, 0, 40)
         for number in range(40, 80):
             expected = message(number)
             connection.sendall(expected)
@@ -162,37 +162,37 @@ else:
             os.close(descriptors[0])
     elif what == "small":
         for turn in range(6):
-            talk(connection, 0, 20)
+            exchange(connection, 0, 20)
             for number in range(300):
                 connection.sendall(b"%100d" % number)
-                assert whole(connection, 100) == b"%100d" % number
+                assert receive_exactly(connection, 100) == b"%100d" % number
     else:
-        talk(connection, 0, 40)
+        exchange(connection, 0, 40)
         if what == "truncate":
             for number in range(4):
                 connection.sendall(b"yours" if number == 0 else message(39 + number))
                 rest = len(b"here") if number == 0 else len(message(39 + number))
                 while rest:
                     rest -= len(connection.recv(min(rest, 300000), socket.MSG_TRUNC))
-            talk(connection, 43, 80)
+            exchange(connection, 43, 80)
         else:
             connection.sendall(b"yours")
-            assert whole(connection, 4) == b"here"
-            talk(connection, 40, 80)
+            assert receive_exactly(connection, 4) == b"here"
+            exchange(connection, 40, 80)
 "#;
 
 /// Runs both under uncopy, each with lanes, and returns the finished client.
-fn converse(what: &str, is_unix: bool) -> Finished {
+fn run_conversation(what: &str, is_unix: bool) -> Finished {
     let scratch = Scratch::new(&format!("handed-{what}"));
-    let room = scratch.join("room");
-    std::fs::DirBuilder::new().mode(0o700).create(&room).expect("a directory");
+    let lanes_dir = scratch.join("room");
+    std::fs::DirBuilder::new().mode(0o700).create(&lanes_dir).expect("a directory");
     let script = scratch.write("conversation.py", CONVERSATION);
     let name = scratch.join("name");
     let start = |role: &str, address: &str| {
         let program = Program::new("/usr/bin/python3")
             .args([script.to_str().expect("UTF-8"), role, what, address])
             .env("UNCOPY_LANES", "all")
-            .env("UNCOPY_LANES_DIR", &room);
+            .env("UNCOPY_LANES_DIR", &lanes_dir);
         program.mode(Mode::Always).start(&scratch, role)
     };
     let address = if is_unix { name.to_str().expect("UTF-8") } else { "0" };
@@ -215,55 +215,55 @@ fn converse(what: &str, is_unix: bool) -> Finished {
 
 #[test]
 fn to_the_program_that_takes_this_ones_place() {
-    converse("exec", false);
-    converse("exec", true);
+    run_conversation("exec", false);
+    run_conversation("exec", true);
 }
 
 #[test]
 fn to_a_program_that_is_started() {
-    converse("spawn", false);
-    converse("stdio", false);
-    converse("forked", false);
-    converse("forked", true);
+    run_conversation("spawn", false);
+    run_conversation("stdio", false);
+    run_conversation("forked", false);
+    run_conversation("forked", true);
 }
 
 #[test]
 fn to_another_process_over_a_socket() {
-    converse("passed", false);
-    converse("passed", true);
+    run_conversation("passed", false);
+    run_conversation("passed", true);
 }
 
 #[test]
 fn to_a_helper_that_never_looks_at_it() {
-    converse("helper", false);
-    converse("helper", true);
+    run_conversation("helper", false);
+    run_conversation("helper", true);
 }
 
 #[test]
 fn bytes_out_of_band_and_bytes_that_are_discarded() {
-    converse("urgent", false);
-    converse("truncate", false);
+    run_conversation("urgent", false);
+    run_conversation("truncate", false);
 }
 
 #[test]
 fn descriptors_come_between_the_bytes() {
-    converse("control", true);
+    run_conversation("control", true);
 }
 
 #[test]
 fn small_messages_between_large_ones() {
-    converse("small", false);
-    converse("small", true);
+    run_conversation("small", false);
+    run_conversation("small", true);
 }
 
 #[test]
 fn what_was_sent_before_the_end_is_received() {
-    converse("exit", false);
-    converse("exit", true);
+    run_conversation("exit", false);
+    run_conversation("exit", true);
 }
 
 #[test]
 fn a_killed_server_sends_nothing_wrong() {
-    converse("kill", false);
-    converse("kill", true);
+    run_conversation("kill", false);
+    run_conversation("kill", true);
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
+use uncopy_tests::lane_programs::{make_lanes_dir, program};
 use uncopy_tests::random::{Random, seed};
-use uncopy_tests::talk::{program, room};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const TRACER: &str = env!("CARGO_BIN_EXE_tracer");
@@ -54,14 +54,14 @@ else:
 
 /// Starts the script under the tracer, which kills it at call `number`. Also returns the path of
 /// the file with the number of calls.
-fn traced(scratch: &Scratch, words: &[&str], number: u64) -> (Program, PathBuf) {
+fn traced(scratch: &Scratch, arguments: &[&str], number: u64) -> (Program, PathBuf) {
     let script = scratch.join("script.py");
     let _ = program(scratch, SCRIPT, &[]);
     let file = scratch.join("calls");
     let program = Program::new(TRACER)
         .args([file.to_str().expect("UTF-8"), &number.to_string(), "/usr/bin/python3"])
         .args([script.to_str().expect("UTF-8")])
-        .args(words)
+        .args(arguments)
         .env("UNCOPY_LANES", "tcp")
         .env("UNCOPY_LANES_DIR", scratch.join("room"));
     (program.mode(Mode::Always), file)
@@ -70,15 +70,15 @@ fn traced(scratch: &Scratch, words: &[&str], number: u64) -> (Program, PathBuf) 
 /// Kills a server at call `number` of a conversation, and returns the number of calls.
 fn kill_server(number: u64) -> u64 {
     let scratch = Scratch::new("lanes-killed-server");
-    let _ = room(&scratch);
+    let _ = make_lanes_dir(&scratch);
     let (server, file) = traced(&scratch, &["server"], number);
     let server = server.start(&scratch, "server");
     let port = server.wait_for_line("ready ");
     let client =
         program(&scratch, SCRIPT, &["client", &port, "last"]).start(&scratch, "client").finish(LIMIT);
     assert!(client.status.success(), "killed at {number}: {}", client.text());
-    let said = String::from_utf8_lossy(&client.output).trim().to_owned();
-    assert!(said == "all" || (said == "ended" && number > 0), "killed at {number}: {said:?}");
+    let output = String::from_utf8_lossy(&client.output).trim().to_owned();
+    assert!(output == "all" || (output == "ended" && number > 0), "killed at {number}: {output:?}");
     if number == 0 {
         let counters = client.counters.as_ref().expect("counters");
         assert!(counters.get(Counter::LaneReceivedBytes) > 200_000, "{counters}");
@@ -91,7 +91,7 @@ fn kill_server(number: u64) -> u64 {
 /// server. Returns the number of calls.
 fn kill_client(number: u64) -> u64 {
     let scratch = Scratch::new("lanes-killed-client");
-    let _ = room(&scratch);
+    let _ = make_lanes_dir(&scratch);
     let server = program(&scratch, SCRIPT, &["server"]).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
     let (client, file) = traced(&scratch, &["client", &port, "first"], number);

@@ -2,17 +2,17 @@
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::Scratch;
-use uncopy_tests::talk::talk;
+use uncopy_tests::lane_programs::run_pair;
 
 /// A server that sends pieces of a file by sendfile and send; a client that compares.
 const FILES: &str = r#"
 import errno, random, select, struct, tempfile
 CONTENT = hashlib.shake_128(b"content").digest(5_000_000)
 random.seed(17)
-def piece():
+def random_piece():
     length = random.choice([1, 4000, 32767, 32768, 40001, 150000, 1 << 20, 3_000_001])
     return random.randrange(len(CONTENT) - length), length
-def sent_by(how, connection, file, offset, length):
+def send_by(how, connection, file, offset, length):
     sent = 0
     if how == "send":
         connection.sendall(CONTENT[offset : offset + length])
@@ -25,26 +25,26 @@ def sent_by(how, connection, file, offset, length):
     while sent < length:
         at = None if how == "position" else offset + sent
         try:
-            went = os.sendfile(connection.fileno(), file, at, length - sent)
+            count = os.sendfile(connection.fileno(), file, at, length - sent)
         except BlockingIOError:
             select.select([], [connection], [], 30)
             continue
-        assert 0 < went <= length - sent, (how, went)
-        sent += went
+        assert 0 < count <= length - sent, (how, count)
+        sent += count
     connection.setblocking(True)
     if how == "position":
         assert os.lseek(file, 0, os.SEEK_CUR) == offset + length
 if IS_SERVER:
     connection = listen().accept()[0]
-    with tempfile.TemporaryFile() as kept:
-        kept.write(CONTENT)
-        kept.flush()
-        os.fsync(kept.fileno())
-        file = kept.fileno()
+    with tempfile.TemporaryFile() as content_file:
+        content_file.write(CONTENT)
+        content_file.flush()
+        os.fsync(content_file.fileno())
+        file = content_file.fileno()
         for number in range(200):
-            offset, length = piece()
+            offset, length = random_piece()
             connection.sendall(struct.pack("=QQ", offset, length))
-            sent_by(["plain", "send", "cold", "position", "send", "nonblocking"][number % 6], connection, file, offset, length)
+            send_by(["plain", "send", "cold", "position", "send", "nonblocking"][number % 6], connection, file, offset, length)
         # The end of the file, and behind it.
         connection.sendall(struct.pack("=QQ", len(CONTENT) - 50000, 50000))
         assert os.sendfile(connection.fileno(), file, len(CONTENT) - 50000, 1 << 20) == 50000
@@ -64,12 +64,12 @@ if IS_SERVER:
 else:
     connection = connect(sys.argv[2])
     for number in range(202):
-        offset, length = struct.unpack("=QQ", whole(connection, 16))
+        offset, length = struct.unpack("=QQ", receive_exactly(connection, 16))
         if number == 150:
             # The sender runs out of room.
             time.sleep(0.3)
         if number < 201:
-            assert whole(connection, length) == CONTENT[offset : offset + length], (number, offset, length)
+            assert receive_exactly(connection, length) == CONTENT[offset : offset + length], (number, offset, length)
     rest = bytearray()
     while part := connection.recv(200000):
         rest += part
@@ -79,7 +79,7 @@ else:
 #[test]
 fn pieces_of_files_by_sendfile() {
     let scratch = Scratch::new("lanes-files");
-    let [client, server] = talk(&scratch, FILES);
+    let [client, server] = run_pair(&scratch, FILES);
     let (sent, received) = (server.counters.expect("counters"), client.counters.expect("counters"));
     assert!(sent.get(Counter::LaneSentBytes) > 10 << 20, "{sent}");
     assert!(received.get(Counter::LaneReceivedBytes) > 10 << 20, "{received}");
@@ -102,14 +102,14 @@ class Value:
     def __init__(self, number):
         self.number, self.address = number, lib.uncopy_alloc(LENGTH)
         self.fill()
-    def put(self, at, content):
+    def store(self, at, content):
         ctypes.memmove(self.address + at, content, len(content))
         self.content = self.content[:at] + content + self.content[at + len(content) :]
     def fill(self):
         self.content = b""
         self.number += 1000
-        self.put(0, hashlib.shake_128(str(self.number).encode()).digest(LENGTH))
-    def anew(self):
+        self.store(0, hashlib.shake_128(str(self.number).encode()).digest(LENGTH))
+    def reallocate(self):
         lib.uncopy_free(self.address)
         self.address = lib.uncopy_alloc(LENGTH)
         self.fill()
@@ -118,8 +118,8 @@ class Value:
         reader, writer = os.pipe()
         content = os.urandom(5000)
         os.write(writer, content)
-        room = (ctypes.c_char * 5000).from_address(self.address + 70_000)
-        assert os.readv(reader, [room]) == 5000
+        target = (ctypes.c_char * 5000).from_address(self.address + 70_000)
+        assert os.readv(reader, [target]) == 5000
         os.close(reader), os.close(writer)
         self.content = self.content[:70_000] + content + self.content[75_000:]
     def send(self, connection):
@@ -128,21 +128,21 @@ class Value:
         connection.sendall(struct.pack("=Q", len(expected)) + hashlib.sha256(expected).digest())
         sent = 0
         while sent < len(expected):
-            went = lib.send(connection.fileno(), self.address + start + sent, len(expected) - sent, 0)
-            assert went > 0, ctypes.get_errno()
-            sent += went
+            count = lib.send(connection.fileno(), self.address + start + sent, len(expected) - sent, 0)
+            assert count > 0, ctypes.get_errno()
+            sent += count
         # Changed after it was sent, and before it may have been received.
         if random.random() < 0.02:
-            self.put(random.randrange(LENGTH - 10), b"changed")
+            self.store(random.randrange(LENGTH - 10), b"changed")
 if IS_SERVER:
     connection = listen().accept()[0]
     values = [Value(number) for number in range(6)]
     for number in range(600):
         value = random.choice(values)
         if number % 40 == 7:
-            value.put(random.randrange(LENGTH - 10), b"something")
+            value.store(random.randrange(LENGTH - 10), b"something")
         if number % 40 == 17:
-            value.anew()
+            value.reallocate()
         if number % 40 == 27:
             value.read_into()
         if number % 40 == 37:
@@ -153,7 +153,7 @@ if IS_SERVER:
             child = os.fork()
             if child == 0:
                 # Its own, and no word of it to the parent's peer.
-                value.put(0, b"the child's")
+                value.store(0, b"the child's")
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
         if number == 550:
@@ -167,15 +167,15 @@ if IS_SERVER:
 else:
     connection = connect(sys.argv[2])
     for number in range(600):
-        (length,), digest = struct.unpack("=Q", whole(connection, 8)), whole(connection, 32)
-        assert hashlib.sha256(whole(connection, length)).digest() == digest, f"value {number}"
+        (length,), digest = struct.unpack("=Q", receive_exactly(connection, 8)), receive_exactly(connection, 32)
+        assert hashlib.sha256(receive_exactly(connection, length)).digest() == digest, f"value {number}"
     assert connection.recv(1) == b""
 "#;
 
 #[test]
 fn values_that_are_sent_again_are_copied_once() {
     let scratch = Scratch::new("lanes-values");
-    let [_, server] = talk(&scratch, VALUES);
+    let [_, server] = run_pair(&scratch, VALUES);
     let counters = server.counters.expect("counters");
     let (sent, copied) = (counters.get(Counter::LaneSentBytes), counters.get(Counter::LaneCopiedBytes));
     assert!(sent > 50 << 20 && copied > 1 << 20 && copied < sent / 2, "{counters}");

@@ -9,9 +9,9 @@ use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::{Mariadb, Service as _};
 use uncopy_tests::artifacts::packaged;
 use uncopy_tests::http::expect_same;
+use uncopy_tests::packaged_server::{PackagedServer, program};
 use uncopy_tests::random::{bytes, hex, seed};
 use uncopy_tests::running::Finished;
-use uncopy_tests::served::{Served, program};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const SIZES: [usize; 5] = [1, 65_537, 300_000, (4 << 20) + 3, 16 << 20];
@@ -47,7 +47,7 @@ fn blobs(mode: Mode, scratch: &Scratch) {
     let seed = seed(93);
     let mariadb = Mariadb { options: &["--innodb-buffer-pool-size=64M", "--secure-file-priv="] };
     let program = program(Mariadb::PROGRAM, mode);
-    let server = Served::start_by(program, &mariadb, scratch, "mariadbd", scratch.path());
+    let server = PackagedServer::start_by(program, &mariadb, scratch, "mariadbd", scratch.path());
     let port = server.port;
     let contents: Vec<Vec<u8>> =
         SIZES.iter().enumerate().map(|(number, size)| bytes(seed + number as u64, *size)).collect();
@@ -113,7 +113,7 @@ fn blobs(mode: Mode, scratch: &Scratch) {
 fn large_blobs() {
     let scratch = Scratch::new("mariadb");
     install(&scratch);
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         blobs(mode, &scratch);
     }
 }

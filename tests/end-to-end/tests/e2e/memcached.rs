@@ -1,14 +1,14 @@
 //! The packaged memcached with values up to 8 MiB, all of them compared.
 
 use uncopy_core::stats::Counter;
-use uncopy_tests::memcached::{Memcached, SERVICE, walk};
+use uncopy_tests::memcached::{Memcached, SERVER, walk};
+use uncopy_tests::packaged_server::PackagedServer;
 use uncopy_tests::random::{Random, rounds, seed};
-use uncopy_tests::served::Served;
 use uncopy_tests::{Mode, Scratch};
 
 fn random_commands(mode: Mode) {
     let scratch = Scratch::new("memcached");
-    let server = Served::start(&SERVICE, mode, &scratch, "memcached");
+    let server = PackagedServer::start(&SERVER, mode, &scratch, "memcached");
     let address = server.address();
     let seed = seed(71);
     eprintln!("seed {seed}");

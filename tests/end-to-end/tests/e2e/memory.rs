@@ -3,7 +3,7 @@
 uncopy_tests::scenarios! { "memory":
     every_function_at_every_size => [],
     calloc_after_received_data => [ElidedBytes, InputBytes, MaterializedBytes],
-    touched_in_part => [ElidedBytes, InputBytes],
+    blocks_touched_before_input => [ElidedBytes, InputBytes],
     realloc_walk => [ElidedBytes, InputBytes],
     impossible_requests => [],
     freed_by_another_thread => [ElidedBytes, InputBytes],

@@ -7,10 +7,10 @@ use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::Mosquitto;
 use uncopy_tests::artifacts::packaged;
 use uncopy_tests::http::expect_same;
+use uncopy_tests::packaged_server::PackagedServer;
 use uncopy_tests::random::{bytes, seed};
 use uncopy_tests::running::Running;
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::served::Served;
 use uncopy_tests::{Mode, Program, Scratch};
 
 const SIZES: [usize; 6] = [1, 5000, 65_537, 300_000, (2 << 20) + 17, (12 << 20) + 3];
@@ -20,11 +20,11 @@ fn messages(mode: Mode) {
     let scratch = Scratch::new("mosquitto");
     let seed = seed(87);
     let mosquitto = Mosquitto { lines: "log_type subscribe\nmax_queued_messages 100\n" };
-    let server = Served::start(&mosquitto, mode, &scratch, "mosquitto");
+    let server = PackagedServer::start(&mosquitto, mode, &scratch, "mosquitto");
     let port = server.port;
     let contents: Vec<Vec<u8>> =
         SIZES.iter().enumerate().map(|(number, size)| bytes(seed + number as u64, *size)).collect();
-    let whole = contents.concat();
+    let all_messages = contents.concat();
     for quality in ["0", "1", "2"] {
         let topic = format!("large/{quality}");
         let subscribers: Vec<Running> = (0..SUBSCRIBERS)
@@ -52,7 +52,7 @@ fn messages(mode: Mode) {
         }
         for subscriber in subscribers {
             let done = subscriber.finish(Duration::from_secs(60)).expect_success();
-            expect_same(&done.output, &whole, &format!("quality {quality}"));
+            expect_same(&done.output, &all_messages, &format!("quality {quality}"));
         }
     }
     let _ = server.stop(&[Counter::InputBytes]);

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use uncopy_tests::artifacts::{bin_dir, packaged, plain_only, script};
+use uncopy_tests::net_service::{KERNEL_V4, NetService, SERVICE_V4};
 use uncopy_tests::random::test_size;
 use uncopy_tests::running::Finished;
-use uncopy_tests::service::{KERNEL, SERVICE, Service};
 use uncopy_tests::{Mode, Program, Scratch};
 
 /// Time limit for a scenario, without the extra time of longer loads.
@@ -27,12 +27,12 @@ fn scenario(name: &str, programs: &[(&str, &str)]) {
         let _ = packaged(path, package);
     }
     let scratch = Scratch::new(&format!("net-{name}"));
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     let control = service.control().to_str().expect("UTF-8");
     let uncopy = bin_dir().join("uncopy");
     let done = Program::new("/usr/bin/python3")
         .args([script("net_programs.py")])
-        .args([name, &seconds().to_string(), &service.namespace(), SERVICE, KERNEL])
+        .args([name, &seconds().to_string(), &service.namespace(), SERVICE_V4, KERNEL_V4])
         .args([uncopy.as_os_str()])
         .args(["run", "--net", control, "--policy", "always", "--min-size", "4096", "--"])
         .mode(Mode::Plain)
@@ -40,7 +40,7 @@ fn scenario(name: &str, programs: &[(&str, &str)]) {
         .finish(LIMIT + Duration::from_secs(60) * seconds());
     println!("{}", done.text());
     assert!(done.status.success(), "{}", done.text());
-    service.wait_until_empty();
+    service.wait_until_no_connections();
     service.stop();
 }
 
@@ -72,28 +72,29 @@ fn memcached_serves_threads_of_another_user() {
 
 /// Compares errors, signals, events and addresses, call by call.
 #[test]
-fn calls_say_what_the_kernels_say() {
+fn calls_behave_like_the_kernels() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-trace");
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     let trace = script("net_trace.py");
     let trace = trace.to_str().expect("UTF-8");
-    let expected = service.outside(&["python3", trace, KERNEL]).start(&scratch, "kernel").finish(LIMIT);
+    let expected =
+        service.kernel_program(&["python3", trace, KERNEL_V4]).start(&scratch, "kernel").finish(LIMIT);
     assert!(expected.status.success(), "{}", expected.text());
     for mode in [Mode::Always, Mode::Auto] {
-        let program = service.program(Program::new("/usr/bin/python3").args([trace, SERVICE]), mode);
+        let program = service.program(Program::new("/usr/bin/python3").args([trace, SERVICE_V4]), mode);
         let done = program.start(&scratch, "service").finish(LIMIT);
         assert!(done.status.success(), "{}", done.text());
         let lines = |done: &Finished| String::from_utf8_lossy(&done.output).into_owned();
         assert_eq!(lines(&done), lines(&expected), "{mode:?}");
-        service.wait_until_empty();
+        service.wait_until_no_connections();
     }
     service.stop();
 }
 
-/// Differences from the kernel in [`each_operation_says_in_each_state_what_the_kernels_says`], as a
+/// Differences from the kernel in [`each_operation_in_each_state_behaves_like_the_kernels`], as a
 /// state and an operation ("" for any). All of them are documented in docs/reference.md.
 const DIFFERENT: &[(&str, &str)] = &[
     // Shutdown of a bound socket changes nothing.
@@ -150,30 +151,30 @@ fn results(done: &Finished) -> Vec<(String, String)> {
 }
 
 #[test]
-fn each_operation_says_in_each_state_what_the_kernels_says() {
+fn each_operation_in_each_state_behaves_like_the_kernels() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-states");
     // A congestion control that every kernel allows in a network namespace by default.
-    let service = Service::start(&scratch, &["--congestion", "newreno"]);
+    let service = NetService::start(&scratch, &["--congestion", "newreno"]);
     let states = script("net_states.py");
     let states = states.to_str().expect("UTF-8");
     let plain = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control; exec python3 \"$@\"";
-    let plain = service.outside(&["sh", "-ec", plain, "sh", states, KERNEL, SILENT]);
+    let plain = service.kernel_program(&["sh", "-ec", plain, "sh", states, KERNEL_V4, SILENT]);
     let expected = plain.start(&scratch, "kernel").finish(LIMIT);
     assert!(expected.status.success(), "{}", expected.text());
     let expected = results(&expected);
     assert!(expected.len() > 2000, "{}", expected.len());
     for mode in [Mode::Always, Mode::Auto] {
-        let program = Program::new("/usr/bin/python3").args([states, SERVICE, SILENT]);
+        let program = Program::new("/usr/bin/python3").args([states, SERVICE_V4, SILENT]);
         let done = service.program(program, mode).start(&scratch, "service").finish(LIMIT);
         assert!(done.status.success(), "{}", done.text());
         let found = results(&done);
         let mut wrong = Vec::new();
         let mut is_used = vec![false; DIFFERENT.len()];
-        for ((what, expected), (same, found)) in expected.iter().zip(&found) {
-            assert_eq!(what, same);
+        for ((what, expected), (found_what, found)) in expected.iter().zip(&found) {
+            assert_eq!(what, found_what);
             let (state, operation) = what.split_once(" / ").expect("a state and an operation");
             if expected == found || DIFFERENT_SOON.contains(&(state, operation)) {
                 continue;
@@ -191,19 +192,19 @@ fn each_operation_says_in_each_state_what_the_kernels_says() {
         assert!(wrong.is_empty(), "{mode:?}: {} differ:\n{}", wrong.len(), wrong.join("\n"));
         let unused: Vec<_> = DIFFERENT.iter().zip(is_used).filter(|(_, is_used)| !is_used).collect();
         assert!(unused.is_empty(), "{mode:?}: as the kernel's by now: {unused:?}");
-        service.wait_until_empty();
+        service.wait_until_no_connections();
     }
     service.stop();
 }
 
 /// Children of root with another user or root directory, and the programs that they execute.
 #[test]
-fn a_program_that_changes_its_user_or_root_keeps_the_service() {
+fn program_that_changes_its_user_or_root_keeps_the_service() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-users");
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     let echo = r#"
 import socket, threading
 def serve(one):
@@ -214,15 +215,15 @@ print("ready", flush=True)
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 "#;
-    let echo = echo.replace("KERNEL", &format!("{KERNEL:?}"));
-    let kernel = service.outside(&["python3", "-c", &echo]).start(&scratch, "kernel");
+    let echo = echo.replace("KERNEL", &format!("{KERNEL_V4:?}"));
+    let kernel = service.kernel_program(&["python3", "-c", &echo]).start(&scratch, "kernel");
     let _ = kernel.wait_for_line("ready");
     let users = std::fs::read_to_string(script("net_users.py")).expect("a script");
     for mode in [Mode::Always, Mode::Auto, Mode::Lanes] {
-        let program = Program::new("/usr/bin/python3").args(["-c", &users, SERVICE, KERNEL, "7400"]);
+        let program = Program::new("/usr/bin/python3").args(["-c", &users, SERVICE_V4, KERNEL_V4, "7400"]);
         let done = service.program(program, mode).start(&scratch, "users").finish(LIMIT);
         assert!(done.status.success() && done.text().contains("well"), "{}", done.text());
-        service.wait_until_empty();
+        service.wait_until_no_connections();
     }
     drop(kernel.stop(libc::SIGKILL));
     service.stop();

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::http::{ab, curl, expect_same, wrk};
+use uncopy_tests::packaged_server::PackagedServer;
 use uncopy_tests::random::{bytes, seed};
-use uncopy_tests::served::Served;
 use uncopy_tests::{Mode, Scratch};
 
 const SIZES: [usize; 6] = [1, 4096, 65_537, 300_000, (1 << 20) + 1, (12 << 20) + 3];
@@ -36,7 +36,7 @@ fn static_files(mode: Mode) {
              location /direct/ {{ alias {root}/files/; sendfile off; directio 512; output_buffers 1 512k; }}\n\
              location /zipped/ {{ alias {root}/files/; gzip on; gzip_types *; gzip_min_length 1; }}\n"
     );
-    let nginx = Served::nginx(mode, &scratch, "front", &locations);
+    let nginx = PackagedServer::nginx(mode, &scratch, "front", &locations);
     for (path, content) in &files {
         let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
         for location in ["sendfile", "copied", "small", "direct"] {
@@ -57,8 +57,8 @@ fn proxied(mode: Mode) {
     let scratch = Scratch::new("nginx-proxied");
     let files = files(&scratch);
     let root = scratch.directory("uploads").to_str().expect("UTF-8").to_owned();
-    let back = Served::nginx(
-        mode.behind(),
+    let back = PackagedServer::nginx(
+        mode.backend(),
         &scratch,
         "back",
         &format!("    location / {{ root {root}; dav_methods PUT; create_full_put_path on; }}\n"),
@@ -77,7 +77,7 @@ fn proxied(mode: Mode) {
              location /file/ {{ proxy_pass {up}/file/; client_body_in_file_only clean; \
                 client_body_buffer_size 128k; proxy_max_temp_file_size 64m; }}\n"
     );
-    let front = Served::nginx(mode, &scratch, "front", &locations);
+    let front = PackagedServer::nginx(mode, &scratch, "front", &locations);
     for (path, content) in &files {
         let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
         for location in ["buffered", "large", "through", "file"] {
@@ -98,23 +98,23 @@ fn many_requests(mode: Mode) {
     let files = files(&scratch);
     let root = scratch.path().to_str().expect("UTF-8").to_owned();
     let copied = format!("    location /files/ {{ root {root}; sendfile off; output_buffers 2 256k; }}\n");
-    let back = Served::nginx(mode.behind(), &scratch, "back", &copied);
+    let back = PackagedServer::nginx(mode.backend(), &scratch, "back", &copied);
     let proxied = format!(
         "{copied}    location /proxied/ {{ proxy_pass {}/; proxy_buffers 8 256k; proxy_busy_buffers_size 512k; }}\n",
         back.url("")
     );
-    let front = Served::nginx(mode, &scratch, "front", &proxied);
+    let front = PackagedServer::nginx(mode, &scratch, "front", &proxied);
     for path in ["/files/", "/proxied/files/"] {
         for size in [4096, 300_000, (1 << 20) + 1] {
             ab(mode, &scratch, &front.url(&format!("{path}{size}")), size, 60, 4);
         }
-        let asked: Vec<String> = SIZES[2..].iter().map(|size| format!("{path}{size}")).collect();
-        let asked: Vec<(&str, &Path)> = asked
+        let paths: Vec<String> = SIZES[2..].iter().map(|size| format!("{path}{size}")).collect();
+        let paths: Vec<(&str, &Path)> = paths
             .iter()
             .zip(&files[2..])
-            .map(|(asked, (file, _))| (asked.as_str(), file.as_path()))
+            .map(|(paths, (file, _))| (paths.as_str(), file.as_path()))
             .collect();
-        let answers = wrk(mode, &scratch, &front.url(""), &asked, 2);
+        let answers = wrk(mode, &scratch, &front.url(""), &paths, 2);
         eprintln!("{path}: {answers} answers compared");
     }
     let _ = front.stop(&[Counter::InputBytes, Counter::OutputBytes]);

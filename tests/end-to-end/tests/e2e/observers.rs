@@ -17,8 +17,8 @@ uncopy_tests::scenarios! { "observers":
 }
 
 /// Starts a program that holds views; returns the process, the address, and the expected contents.
-fn holder(scratch: &Scratch) -> (Running, u64, Vec<u8>) {
-    let program = Program::new(env!("CARGO_BIN_EXE_observers")).args(["until_told", "5"]).mode(Mode::Always);
+fn start_holder(scratch: &Scratch) -> (Running, u64, Vec<u8>) {
+    let program = Program::new(env!("CARGO_BIN_EXE_observers")).args(["hold_views", "5"]).mode(Mode::Always);
     let running = program.directory(scratch.path()).start(scratch, "holder");
     let line = running.wait_for_line("ready ");
     let address = line.split(' ').next().and_then(|word| word.parse().ok()).expect("an address");
@@ -27,13 +27,13 @@ fn holder(scratch: &Scratch) -> (Running, u64, Vec<u8>) {
 }
 
 /// Lets the program finish, which checks its memory.
-fn end(running: Running, scratch: &Scratch) {
+fn finish(running: Running, scratch: &Scratch) {
     scratch.write("done", b"");
     let done = running.finish(Duration::from_secs(30)).expect_success();
     assert!(done.output.ends_with(b"fine\n"), "{}", done.text());
 }
 
-fn views(running: &Running) -> u64 {
+fn view_count(running: &Running) -> u64 {
     running.live_counters().map_or(0, |counters| counters.get(Counter::Views))
 }
 
@@ -42,14 +42,14 @@ fn release(running: &Running, scratch: &Scratch) {
     if plain_only() {
         return;
     }
-    assert!(views(running) > 0, "there are views to release");
+    assert!(view_count(running) > 0, "there are views to release");
     let program = Program::new(bin_dir().join("uncopy")).args(["release", &running.pid().to_string()]);
     let _ = program.run(scratch, "release").expect_success();
-    assert_eq!(views(running), 0, "views after they were released");
+    assert_eq!(view_count(running), 0, "views after they were released");
 }
 
 /// Reads the program's memory by gdb.
-fn seen_by_gdb(running: &Running, address: u64, scratch: &Scratch) -> (bool, Vec<u8>) {
+fn read_by_gdb(running: &Running, address: u64, scratch: &Scratch) -> (bool, Vec<u8>) {
     let dump = scratch.join("dump");
     let command = format!("dump binary memory {} {address} {}", dump.display(), address + (1 << 20));
     let done = Program::new(packaged("/usr/bin/gdb", "gdb"))
@@ -61,27 +61,27 @@ fn seen_by_gdb(running: &Running, address: u64, scratch: &Scratch) -> (bool, Vec
 #[test]
 fn a_debugger_sees_everything_once_released() {
     let scratch = Scratch::new("debugger");
-    let (running, address, expected) = holder(&scratch);
+    let (running, address, expected) = start_holder(&scratch);
     release(&running, &scratch);
-    let (_, seen) = seen_by_gdb(&running, address, &scratch);
+    let (_, seen) = read_by_gdb(&running, address, &scratch);
     assert!(seen == expected, "{} bytes seen by gdb", seen.len());
-    end(running, &scratch);
+    finish(running, &scratch);
 }
 
 /// Without a release gdb cannot read absent pages, and the program continues unharmed.
 #[test]
 fn a_debugger_is_refused_viewed_pages() {
     let scratch = Scratch::new("debugger");
-    let (running, address, expected) = holder(&scratch);
-    let (_, seen) = seen_by_gdb(&running, address, &scratch);
+    let (running, address, expected) = start_holder(&scratch);
+    let (_, seen) = read_by_gdb(&running, address, &scratch);
     assert!(seen.is_empty() || seen == expected, "{} other bytes seen by gdb", seen.len());
-    end(running, &scratch);
+    finish(running, &scratch);
 }
 
 #[test]
 fn a_core_file_holds_everything_once_released() {
     let scratch = Scratch::new("core");
-    let (running, _, expected) = holder(&scratch);
+    let (running, _, expected) = start_holder(&scratch);
     release(&running, &scratch);
     let core = scratch.join("core");
     let command = format!("generate-core-file {}", core.display());
@@ -90,17 +90,17 @@ fn a_core_file_holds_everything_once_released() {
         .run(&scratch, "gdb");
     let bytes = std::fs::read(&core).unwrap_or_else(|error| panic!("{error}: {}", done.text()));
     // SAFETY: both slices are readable for their lengths and live through the call.
-    let whole =
+    let found =
         unsafe { libc::memmem(bytes.as_ptr().cast(), bytes.len(), expected.as_ptr().cast(), expected.len()) };
-    assert!(!whole.is_null(), "the buffer is in the core file of {} bytes", bytes.len());
-    end(running, &scratch);
+    assert!(!found.is_null(), "the buffer is in the core file of {} bytes", bytes.len());
+    finish(running, &scratch);
 }
 
 /// Reads `/proc/PID/mem` of a running process.
 #[test]
 fn proc_mem_of_a_running_program() {
     let scratch = Scratch::new("mem");
-    let (running, address, expected) = holder(&scratch);
+    let (running, address, expected) = start_holder(&scratch);
     let memory = std::fs::File::open(format!("/proc/{}/mem", running.pid())).expect("mem");
     let mut seen = vec![0; expected.len()];
     // Reading absent pages fails; wrong bytes are never returned.
@@ -111,18 +111,19 @@ fn proc_mem_of_a_running_program() {
     release(&running, &scratch);
     memory.read_exact_at(&mut seen, address).expect("readable once released");
     assert!(seen == expected, "after it was released");
-    end(running, &scratch);
+    finish(running, &scratch);
 }
 
 /// Valgrind runs one thread at a time: one that waits for a page would block the handler thread.
 #[test]
-fn a_program_in_valgrind_runs_plainly() {
+fn valgrind_programs_run_without_uncopy() {
     let scratch = Scratch::new("valgrind");
     scratch.write("in", bytes(7, 3 << 20));
     let sum = |program: Program| program.directory(scratch.path()).run(&scratch, "sum");
     let plain = sum(Program::new("/usr/bin/sha256sum").args(["in"]));
-    let words = ["-q", "--tool=none", "/usr/bin/sha256sum", "in"];
-    let done = sum(Program::new(packaged("/usr/bin/valgrind", "valgrind")).args(words).mode(Mode::Always));
+    let arguments = ["-q", "--tool=none", "/usr/bin/sha256sum", "in"];
+    let done =
+        sum(Program::new(packaged("/usr/bin/valgrind", "valgrind")).args(arguments).mode(Mode::Always));
     assert!(plain.status.success() && done.status.success(), "{}", done.text());
     assert_eq!(done.output, plain.output, "{}", done.text());
     assert!(plain_only() || done.text().contains("uncopy: inactive: valgrind"), "{}", done.text());

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use uncopy_tests::artifacts::{bin_dir, packaged};
-use uncopy_tests::memcached::{Memcached, SERVICE, walk};
+use uncopy_tests::memcached::{Memcached, SERVER, walk};
+use uncopy_tests::packaged_server::PackagedServer;
 use uncopy_tests::random::{Random, bytes, rounds, seed};
 use uncopy_tests::running::Running;
 use uncopy_tests::scratch::{connect, free_port, wait_until};
-use uncopy_tests::served::Served;
 use uncopy_tests::{Program, Scratch};
 
 fn skip(test: &str, why: &str) {
@@ -63,20 +63,20 @@ fn memcached_from_debians_source() {
         .env("UNCOPY_LIBS", format!("{} -lpthread -ldl -lm", archive()))
         .output()
         .expect("the recipe");
-    let said = String::from_utf8_lossy(&built.stderr).into_owned();
+    let errors = String::from_utf8_lossy(&built.stderr).into_owned();
     if built.status.code() == Some(75) {
-        return skip(test, said.trim());
+        return skip(test, errors.trim());
     }
-    assert!(built.status.success(), "the recipe ended with {}: {said}", built.status);
+    assert!(built.status.success(), "the recipe ended with {}: {errors}", built.status);
     let program = Program::new(scratch.join("ported/memcached")).env(BY_REFERENCE.0, BY_REFERENCE.1);
-    let server = Served::start_by(program, &SERVICE, &scratch, "memcached", scratch.path());
+    let server = PackagedServer::start_by(program, &SERVER, &scratch, "memcached", scratch.path());
     let address = server.address();
     let mut client = Memcached::open(address).expect("a connection");
     let value = bytes(1, 300_000);
     assert_eq!(client.store("set", "kept", &value).as_deref(), Ok("STORED"));
-    let mut kept = || client.get_many(&["kept"]).expect("a value").remove(0).2;
+    let mut read_value = || client.get_many(&["kept"]).expect("a value").remove(0).2;
     for _ in 0..50 {
-        assert!(kept() == value, "another value");
+        assert!(read_value() == value, "another value");
     }
     expect_references(&server.running);
     let seed = seed(91);
@@ -90,7 +90,7 @@ fn memcached_from_debians_source() {
             });
         }
     });
-    assert!(kept() == value, "another value after all");
+    assert!(read_value() == value, "another value after all");
     drop(client);
     let _ = server.stop(&[]);
 }

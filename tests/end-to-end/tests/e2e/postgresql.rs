@@ -17,14 +17,14 @@ use uncopy_testbed::{Package, nobody};
 use uncopy_tests::artifacts::installed;
 use uncopy_tests::counters::stats_name;
 use uncopy_tests::http::expect_same;
+use uncopy_tests::packaged_server::{PackagedServer, program};
 use uncopy_tests::random::{bytes, hex, seed};
 use uncopy_tests::running::Finished;
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::served::{Served, program};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const SIZES: [usize; 5] = [1, 65_537, 300_000, (4 << 20) + 3, 12 << 20];
-const SERVICE: Postgresql = Postgresql { shared_mib: 32, by_unix: true };
+const SERVER: Postgresql = Postgresql { shared_mib: 32, by_unix: true };
 
 /// Returns one of PostgreSQL's programs, to be run as nobody. Of root's capabilities it keeps only
 /// the one for serving page faults inside system calls (docs/reference.md).
@@ -86,7 +86,8 @@ fn binary_rows(contents: &[Vec<u8>]) -> Vec<u8> {
 fn large_values(mode: Mode, scratch: &Scratch) {
     let seed = seed(95);
     let program = as_nobody(Postgresql::PROGRAM, mode).directory(scratch.path());
-    let server = Served::start_by(program, &SERVICE, scratch, &format!("postgres-{mode:?}"), scratch.path());
+    let server =
+        PackagedServer::start_by(program, &SERVER, scratch, &format!("postgres-{mode:?}"), scratch.path());
     let port = server.port;
     wait_until("PostgreSQL to be ready", || {
         server.running.errors().contains("ready to accept connections").then_some(())
@@ -144,8 +145,8 @@ fn large_values(mode: Mode, scratch: &Scratch) {
     }
     let file = scratch.write("objects.sql", commands);
     let done = psql(mode, scratch, port, "objects", &file);
-    let said = String::from_utf8_lossy(&done.output).into_owned();
-    assert_eq!(said.lines().filter(|line| *line == "t").count(), SIZES.len(), "objects alike\n{said}");
+    let output = String::from_utf8_lossy(&done.output).into_owned();
+    assert_eq!(output.lines().filter(|line| *line == "t").count(), SIZES.len(), "objects alike\n{output}");
     let written = |name: String| {
         let content = std::fs::read(scratch.join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
         std::fs::remove_file(scratch.join(&name)).expect("removed");
@@ -168,7 +169,7 @@ fn large_values(mode: Mode, scratch: &Scratch) {
 fn large_rows_and_objects() {
     let scratch = Scratch::new("postgresql");
     install(&scratch);
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         large_values(mode, &scratch);
     }
 }

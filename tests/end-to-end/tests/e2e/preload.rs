@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use uncopy_tests::artifacts::{bin_dir, library, packaged, skipped};
-use uncopy_tests::told::Told;
+use uncopy_tests::stepped::SteppedProgram;
 use uncopy_tests::{Program, Scratch};
 
 /// Command name that no other test's process has.
@@ -18,12 +18,12 @@ fn uncopy(scratch: &Scratch, arguments: &[&str]) -> String {
     String::from_utf8(done.output).expect("text")
 }
 
-fn preloaded(program: Program, library: impl AsRef<Path>) -> Program {
+fn preload(program: Program, library: impl AsRef<Path>) -> Program {
     program.preload_before(library).env("LD_LIBRARY_PATH", bin_dir().canonicalize().expect("built"))
 }
 
 #[test]
-fn a_program_elides_is_seen_and_ends_with_its_status() {
+fn preloaded_program_elides_is_listed_and_keeps_its_exit_status() {
     if skipped() {
         return;
     }
@@ -31,9 +31,9 @@ fn a_program_elides_is_seen_and_ends_with_its_status() {
     let program = scratch.join(NAME);
     fs::copy(env!("CARGO_BIN_EXE_foreign"), &program).expect("copied");
     let stats = scratch.join("stats");
-    let shell = Program::shell("\"$0\" until_told 1; exit 9").args([&program]);
-    let shell = preloaded(shell, "libuncopy.so").env("UNCOPY_POLICY", "always").env("UNCOPY_STATS", &stats);
-    let mut told = Told::begin(&scratch, shell, "shell");
+    let shell = Program::shell("\"$0\" step_on_input 1; exit 9").args([&program]);
+    let shell = preload(shell, "libuncopy.so").env("UNCOPY_POLICY", "always").env("UNCOPY_STATS", &stats);
+    let mut stepped = SteppedProgram::start_program(&scratch, shell, "shell");
 
     let counters: serde_json::Value =
         serde_json::from_str(&uncopy(&scratch, &["stats", NAME])).expect("JSON");
@@ -44,14 +44,14 @@ fn a_program_elides_is_seen_and_ends_with_its_status() {
     let entry = listed.iter().find(|entry| entry["pid"].as_u64() == Some(pid)).expect("listed");
     assert_eq!((&entry["state"], &entry["command"]), (&"active".into(), &NAME.into()));
 
-    told.go_on();
-    let done = told.finish();
+    stepped.step();
+    let done = stepped.finish();
     assert_eq!((done.status.code(), done.errors.as_str()), (Some(9), ""));
     // Without `uncopy run` no process owns the plain name, so the program appends its process
     // number. The shell has nothing to write.
-    let left = fs::read_to_string(format!("{}.{pid}", stats.display())).expect("the program's counters");
-    let left: serde_json::Value = serde_json::from_str(&left).expect("JSON");
-    assert!(left["elided_bytes"].as_u64() >= counters["elided_bytes"].as_u64(), "{left}");
+    let written = fs::read_to_string(format!("{}.{pid}", stats.display())).expect("the program's counters");
+    let written: serde_json::Value = serde_json::from_str(&written).expect("JSON");
+    assert!(written["elided_bytes"].as_u64() >= counters["elided_bytes"].as_u64(), "{written}");
     assert!(!stats.exists());
 }
 
@@ -70,7 +70,7 @@ fn a_program_that_gives_up_root_keeps_the_device() {
                   zeroes = os.open('/dev/zero', os.O_RDONLY)\n\
                   for _ in range(8): assert os.read(zeroes, 1 << 20) == bytes(1 << 20)\n";
     let python = Program::new(packaged("/usr/bin/python3", "python3")).args(["-c", script]);
-    let python = preloaded(python, "libuncopy.so").env("UNCOPY_POLICY", "always").env("UNCOPY_STATS", "-");
+    let python = preload(python, "libuncopy.so").env("UNCOPY_POLICY", "always").env("UNCOPY_STATS", "-");
     let done = python.run(&scratch, "python").expect_success();
     let counters: serde_json::Value = serde_json::from_slice(&done.output).expect("JSON");
     assert!(counters["input_bytes"].as_u64() >= Some(8 << 20), "{counters}");
@@ -94,7 +94,7 @@ fn a_set_user_id_program_does_without_it() {
             let nobody = Program::new(packaged("/usr/bin/setpriv", "util-linux"))
                 .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
                 .args([copy.as_os_str(), "-q".as_ref(), "libuncopy.so".as_ref(), "/proc/self/maps".as_ref()]);
-            let done = preloaded(nobody, name).limit(Duration::from_secs(20)).run(&scratch, "grep");
+            let done = preload(nobody, name).limit(Duration::from_secs(20)).run(&scratch, "grep");
             assert_eq!(done.status.code(), Some(status), "{}: {}", copy.display(), done.text());
         }
     }

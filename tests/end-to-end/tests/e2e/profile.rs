@@ -26,7 +26,7 @@ fn run(program: &Program, scratch: &Scratch, name: &str) -> Finished {
 }
 
 /// Returns the output of a command.
-fn printed(done: &Finished) -> String {
+fn output_text(done: &Finished) -> String {
     String::from_utf8_lossy(&done.output).into_owned()
 }
 
@@ -155,7 +155,7 @@ impl Server {
     }
 
     fn shut_down(&self) {
-        self.redis.ask_to_end();
+        self.redis.send_shutdown();
     }
 }
 
@@ -214,7 +214,7 @@ fn expect_whole_values(set: &Value) {
 }
 
 #[test]
-fn the_chain_of_redis_set_is_found_as_it_is() {
+fn redis_set_is_reported_as_one_chain() {
     if skipped() {
         return;
     }
@@ -228,7 +228,7 @@ fn the_chain_of_redis_set_is_found_as_it_is() {
     let profile = json(&out);
     // Some values may arrive in pieces, which make a class of their own.
     expect_whole_values(expect_set_chain(&profile, 15));
-    let report = printed(&done);
+    let report = output_text(&done);
     assert!(report.contains(" times inside redis-server"), "{report}");
     assert!(report.contains("memmove by -45 in "), "{report}");
     let functions = profile["frames"].as_array().expect("frames").iter().map(|frame| &frame["function"]);
@@ -240,7 +240,7 @@ fn the_chain_of_redis_set_is_found_as_it_is() {
 }
 
 #[test]
-fn the_end_of_a_recording_is_not_the_end_of_the_program() {
+fn program_survives_the_end_of_its_recording() {
     if skipped() {
         return;
     }
@@ -286,7 +286,7 @@ fn has_begun(file: &Path) -> bool {
 }
 
 #[test]
-fn a_server_under_uncopy_run_is_recorded_from_without() {
+fn running_server_is_recorded_by_pid() {
     if skipped() {
         return;
     }
@@ -324,7 +324,7 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
 }
 
 #[test]
-fn all_processes_of_a_name_are_recorded_together() {
+fn processes_of_one_name_are_recorded_together() {
     if skipped() {
         return;
     }
@@ -333,8 +333,8 @@ fn all_processes_of_a_name_are_recorded_together() {
     let name = format!("redis-of-{}", std::process::id());
     let redis = scratch.join(&name);
     std::fs::copy(installed(servers::Redis::PROGRAM), &redis).expect("a copy");
-    let rooms = ["one", "other", "idle"].map(|room| Scratch::new(&format!("profile-name-{room}")));
-    let servers = rooms.each_ref().map(|room| Server::start_as(&redis, room, &["run"]));
+    let scratches = ["one", "other", "idle"].map(|title| Scratch::new(&format!("profile-name-{title}")));
+    let servers = scratches.each_ref().map(|scratch| Server::start_as(&redis, scratch, &["run"]));
     let [one, other, idle] = &servers;
     one.set(20);
     other.set(20);
@@ -385,12 +385,12 @@ fn all_processes_of_a_name_are_recorded_together() {
 }
 
 #[test]
-fn exit_statuses_and_files_are_what_the_manual_says() {
+fn exit_statuses_and_files_match_the_manual() {
     let scratch = Scratch::new("profile-status");
     let status = |done: &Finished| done.status.code();
     let (done, out) = profile(&scratch, &["--", "sh", "-c", "exit 7"]);
     assert_eq!(status(&done), Some(7), "{}", done.errors);
-    assert!(printed(&done).starts_with("sh moved nothing of 16K or more"), "{}", printed(&done));
+    assert!(output_text(&done).starts_with("sh moved nothing of 16K or more"), "{}", output_text(&done));
     assert_eq!(json(&out)["ending"], "the program exited with status 7");
     // Run again with the same file, which is now a profile and may be replaced.
     assert_eq!(status(&profile(&scratch, &["--", "true"]).0), Some(0));
@@ -412,27 +412,27 @@ fn exit_statuses_and_files_are_what_the_manual_says() {
         assert!(done.errors.starts_with("uncopy: "), "{options:?}: {}", done.errors);
     }
     assert_eq!(std::fs::read(&foreign).expect("there"), b"precious");
-    let left = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
-    let own = |entry: &std::fs::DirEntry| {
+    let entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
+    let is_abandoned = |entry: &std::fs::DirEntry| {
         let name = entry.file_name().to_string_lossy().into_owned();
         let pid =
             name.strip_prefix("uncopy-profile-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
     };
-    assert_eq!(left.filter(own).count(), 0, "directories are left behind");
+    assert_eq!(entries.filter(is_abandoned).count(), 0, "directories are left behind");
 }
 
 #[test]
-fn a_profile_is_shown_again_and_what_is_none_is_refused() {
+fn saved_profile_is_shown_again_and_invalid_files_are_rejected() {
     let scratch = Scratch::new("report");
     let sample =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/profiling/profile/samples/redis-set.json");
     let report = |options: &[&str]| run(&uncopy(&["report"]).args(options), &scratch, "report");
     let shown = report(&[text(&sample)]);
     assert!(
-        shown.status.success() && printed(&shown).starts_with("Each socket → file operation"),
+        shown.status.success() && output_text(&shown).starts_with("Each socket → file operation"),
         "{}",
-        printed(&shown)
+        output_text(&shown)
     );
     let (html, folded) = (scratch.join("page.html"), scratch.join("stacks.folded"));
     let done = report(&[text(&sample), "--html", text(&html), "--flamegraph", text(&folded)]);
@@ -451,28 +451,28 @@ fn a_profile_is_shown_again_and_what_is_none_is_refused() {
     expected["schema"] = expected["version"].clone();
     assert_eq!(value, expected);
 
-    let whole = std::fs::read_to_string(&sample).expect("there");
-    let hostile = [
+    let sample_text = std::fs::read_to_string(&sample).expect("there");
+    let invalid = [
         String::new(),
         "{}".to_owned(),
-        whole[..whole.len() / 2].to_owned(),
-        whole.replacen("\"stack\": 0", "\"stack\": 4294967295", 1),
-        whole.replacen("\"bytes\": ", "\"bytes\": -", 1),
+        sample_text[..sample_text.len() / 2].to_owned(),
+        sample_text.replacen("\"stack\": 0", "\"stack\": 4294967295", 1),
+        sample_text.replacen("\"bytes\": ", "\"bytes\": -", 1),
         "[".repeat(100_000),
     ];
-    for bytes in hostile {
+    for bytes in invalid {
         let file = scratch.write("hostile.json", bytes.as_bytes());
         let done = report(&[text(&file)]);
         assert_eq!(done.status.code(), Some(1), "{}", done.errors);
         assert!(done.errors.contains("hostile.json\" is "), "{}", done.errors);
     }
     // Impossible numbers are shown, and do no harm.
-    let most = u64::MAX.to_string();
-    let extreme = whole
-        .replace("\"events\": 20000", &format!("\"events\": {most}"))
-        .replace("\"count\": 20000", &format!("\"count\": {most}"))
+    let max_number = u64::MAX.to_string();
+    let extreme = sample_text
+        .replace("\"events\": 20000", &format!("\"events\": {max_number}"))
+        .replace("\"count\": 20000", &format!("\"count\": {max_number}"))
         .replace("\"bytes_each\": 262189.0", "\"bytes_each\": 1e300");
-    assert_ne!(extreme, whole);
+    assert_ne!(extreme, sample_text);
     let file = scratch.write("extreme.json", extreme.as_bytes());
     let done = report(&[text(&file)]);
     assert!(done.status.success(), "{}", done.errors);
@@ -481,18 +481,18 @@ fn a_profile_is_shown_again_and_what_is_none_is_refused() {
 }
 
 #[test]
-fn two_profiles_are_shown_beside_each_other_and_unlike_ones_are_refused() {
+fn comparable_profiles_are_diffed_and_others_rejected() {
     let scratch = Scratch::new("report-diff");
     let sample =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/profiling/profile/samples/redis-set.json");
-    let whole = std::fs::read_to_string(&sample).expect("there");
+    let sample_text = std::fs::read_to_string(&sample).expect("there");
     let diff = |options: &[&str]| run(&uncopy(&["report", "--diff"]).args(options), &scratch, "diff");
-    let changed = whole.replace("\"place\": \"sdsrange\"", "\"place\": \"sdsnew\"");
-    assert_ne!(changed, whole);
+    let changed = sample_text.replace("\"place\": \"sdsrange\"", "\"place\": \"sdsnew\"");
+    assert_ne!(changed, sample_text);
     let after = scratch.write("after.json", changed.as_bytes());
     let shown = diff(&[text(&sample), text(&after)]);
     assert!(shown.status.success(), "{}", shown.errors);
-    let shown = printed(&shown);
+    let shown = output_text(&shown);
     assert!(
         shown.starts_with("Copies take 18 % of the CPU time of redis-server in A and 18 % in B"),
         "{shown}"
@@ -502,11 +502,11 @@ fn two_profiles_are_shown_beside_each_other_and_unlike_ones_are_refused() {
         assert_eq!(row.matches('–').count(), 3, "{shown}");
     }
     let html = scratch.join("diff.html");
-    let told = diff(&[text(&sample), text(&after), "--json", "--html", text(&html)]);
-    let told: Value = serde_json::from_slice(&told.output).expect("JSON");
-    assert_eq!((&told["format"], &told["schema"]), (&"uncopy-profile-diff".into(), &1.into()));
+    let comparison = diff(&[text(&sample), text(&after), "--json", "--html", text(&html)]);
+    let comparison: Value = serde_json::from_slice(&comparison.output).expect("JSON");
+    assert_eq!((&comparison["format"], &comparison["schema"]), (&"uncopy-profile-diff".into(), &1.into()));
     let only = |side: &str| {
-        let sites = told["sites"].as_array().expect("sites").iter();
+        let sites = comparison["sites"].as_array().expect("sites").iter();
         sites
             .filter(|site| site[side].is_null())
             .map(|site| site["name"].as_str().expect("a name"))
@@ -515,15 +515,16 @@ fn two_profiles_are_shown_beside_each_other_and_unlike_ones_are_refused() {
     assert_eq!((only("b"), only("a")), (vec!["memmove in sdsrange"], vec!["memmove in sdsnew"]));
     assert!(std::fs::read_to_string(&html).expect("a page").contains("memmove in sdsnew"));
 
-    let other_size = whole.replacen("\"min_size_bytes\": 16384", "\"min_size_bytes\": 4096", 1);
-    let other_program = whole.replace("redis-server", "nginx").replace("\"place\": \"", "\"place\": \"ngx_");
+    let other_size = sample_text.replacen("\"min_size_bytes\": 16384", "\"min_size_bytes\": 4096", 1);
+    let other_program =
+        sample_text.replace("redis-server", "nginx").replace("\"place\": \"", "\"place\": \"ngx_");
     for (name, bytes, why) in [
         ("size.json", other_size.as_str(), "record both with the same --min-size"),
         ("program.json", &other_program, "no call is in both"),
-        ("damaged.json", &whole[..whole.len() / 2], "damaged.json\" is not a profile: "),
+        ("damaged.json", &sample_text[..sample_text.len() / 2], "damaged.json\" is not a profile: "),
         ("other.json", "{\"format\": \"uncopy-profile-diff\", \"version\": 1}", "its format is another"),
     ] {
-        assert_ne!(bytes, whole);
+        assert_ne!(bytes, sample_text);
         let file = scratch.write(name, bytes.as_bytes());
         for order in [[text(&sample), text(&file)], [text(&file), text(&sample)]] {
             let done = diff(&order);
@@ -555,7 +556,7 @@ for number in range(20):
 ";
 
 #[test]
-fn what_lanes_would_give_to_programs_on_this_host_is_told() {
+fn profile_predicts_savings_of_lanes() {
     if skipped() {
         return;
     }
@@ -569,6 +570,6 @@ fn what_lanes_would_give_to_programs_on_this_host_is_told() {
     assert!(number("of_bytes") >= 20 * 2 * 100_000 && number("of_bytes") <= 20 * 2 * 120_000, "{profile:#}");
     assert!(number("bytes") >= 20 * 100_000 && number("bytes") <= 20 * 2 * 100_000, "{profile:#}");
     assert!(number("saved_ns") > 100_000, "{profile:#}");
-    let told = run(&uncopy(&["report", text(&out)]), &scratch, "report");
-    assert!(printed(&told).contains("--lanes at both ends"), "{}", printed(&told));
+    let report = run(&uncopy(&["report", text(&out)]), &scratch, "report");
+    assert!(output_text(&report).contains("--lanes at both ends"), "{}", output_text(&report));
 }

@@ -8,7 +8,7 @@ use uncopy_tests::artifacts::{bin_dir, packaged, script};
 use uncopy_tests::scratch::wait_until;
 use uncopy_tests::{Mode, Program, Scratch};
 
-fn prints_the_same(name: &str, expected: &[Counter]) {
+fn compare_with_plain(name: &str, expected: &[Counter]) {
     let run = |mode: Mode| {
         let scratch = Scratch::new("python");
         let python = packaged("/usr/bin/python3", "python3");
@@ -22,7 +22,7 @@ fn prints_the_same(name: &str, expected: &[Counter]) {
     };
     let plain = run(Mode::Plain);
     assert!(!plain.output.is_empty(), "{name} printed nothing");
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         let done = run(mode).expect_counters(expected);
         assert!(
             done.output == plain.output,
@@ -35,26 +35,26 @@ fn prints_the_same(name: &str, expected: &[Counter]) {
 
 #[test]
 fn sockets() {
-    prints_the_same("sockets.py", &[Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes]);
+    compare_with_plain("sockets.py", &[Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes]);
 }
 
 #[test]
 fn edits_of_received_bytes_and_files() {
-    prints_the_same("edits.py", &[Counter::ElidedBytes, Counter::InputBytes]);
+    compare_with_plain("edits.py", &[Counter::ElidedBytes, Counter::InputBytes]);
 }
 
 #[test]
 fn pipes_threads_and_multiprocessing() {
-    prints_the_same("processes.py", &[Counter::InputBytes]);
+    compare_with_plain("processes.py", &[Counter::InputBytes]);
 }
 
 #[test]
 fn asynchronous_streams() {
-    prints_the_same("streams.py", &[Counter::ElidedBytes, Counter::InputBytes]);
+    compare_with_plain("streams.py", &[Counter::ElidedBytes, Counter::InputBytes]);
 }
 
 /// Returns the processes whose directory for temporary files is below `directory`.
-fn at_work_in(directory: &Path) -> Vec<String> {
+fn processes_using(directory: &Path) -> Vec<String> {
     let variable = format!("TMPDIR={}/", directory.display());
     let is_there = |pid: &String| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -66,20 +66,20 @@ fn at_work_in(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn cpythons_own_tests_when_interrupted_leave_no_process_and_no_file() {
+fn interrupted_cpython_suites_leave_no_process_and_no_file() {
     let scratch = Scratch::new("suites");
-    let room = scratch.directory("room");
+    let directory = scratch.directory("room");
     let suites = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/suites");
     let command = bin_dir().join("uncopy");
     let running = Program::new(suites)
         .args(["quick", "--modules", "test_threading,test_io", "--uncopy"])
         .args([command])
-        .env("TMPDIR", room.display().to_string())
+        .env("TMPDIR", directory.display().to_string())
         .start(&scratch, "suites");
-    wait_until("the tests of two modules", || (at_work_in(&room).len() >= 2).then_some(()));
+    wait_until("the tests of two modules", || (processes_using(&directory).len() >= 2).then_some(()));
     let done = running.stop(libc::SIGTERM);
     assert_eq!(done.status.code(), Some(128 + libc::SIGTERM), "{}", done.text());
     // A killed process ends only when it is scheduled.
-    wait_until("the end of every process", || at_work_in(&room).is_empty().then_some(()));
-    assert_eq!(std::fs::read_dir(&room).expect("the room").count(), 0);
+    wait_until("the end of every process", || processes_using(&directory).is_empty().then_some(()));
+    assert_eq!(std::fs::read_dir(&directory).expect("the room").count(), 0);
 }

@@ -9,10 +9,10 @@ use uncopy_core::recording::request::Request;
 use uncopy_core::recording::{Call, Event, Flags, Phase};
 use uncopy_core::stats::{CONTROL_SUFFIX, Counter};
 use uncopy_tests::artifacts::{library, packaged, skipped};
-use uncopy_tests::programs::compiled;
-use uncopy_tests::recordings::{Recorded, Recordings};
+use uncopy_tests::programs::compile;
+use uncopy_tests::recordings::{ProcessRecording, Recordings};
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::told::Told;
+use uncopy_tests::stepped::SteppedProgram;
 use uncopy_tests::{Mode, Program, Scratch};
 
 const FOREIGN: &str = env!("CARGO_BIN_EXE_foreign");
@@ -44,7 +44,7 @@ impl Expected {
     }
 }
 
-fn shown(event: &Event) -> String {
+fn format_event(event: &Event) -> String {
     let Event { call, function, object, fd, thread, to, from, len_bytes, flags, .. } = event;
     // The program cannot know which calls are sampled.
     let flags = flags.0 & !Flags::SAMPLED.0;
@@ -52,27 +52,27 @@ fn shown(event: &Event) -> String {
     format!("{call} {function} {object} {fd} {thread} {to:#x} {from:#x} {len_bytes} {flags}")
 }
 
-fn expect_exactly(recorded: &Recorded, expected: &Expected) {
+fn expect_exactly(recorded: &ProcessRecording, expected: &Expected) {
     assert_eq!(recorded.recording.pid, expected.pid);
     assert_eq!((recorded.lost, recorded.recording.dropped), (0, 0));
-    for (place, (event, (line, caller))) in recorded.events.iter().zip(&expected.events).enumerate() {
-        assert_eq!((event.sequence, &shown(event)), (place as u64, line), "event {place}");
+    for (index, (event, (line, caller))) in recorded.events.iter().zip(&expected.events).enumerate() {
+        assert_eq!((event.sequence, &format_event(event)), (index as u64, line), "event {index}");
         if *caller != 0 {
             let frames = recorded.recording.stacks.frames(event.stack);
-            let innermost = *frames.first().unwrap_or_else(|| panic!("no stack of event {place}: {line}"));
+            let innermost = *frames.first().unwrap_or_else(|| panic!("no stack of event {index}: {line}"));
             let function = expected.callers.range(..innermost).next_back();
-            assert_eq!(function, Some(caller), "event {place}: {line} from {innermost:#x}");
-            assert!(innermost - caller < MAX_FUNCTION_BYTES, "event {place}: {innermost:#x}");
+            assert_eq!(function, Some(caller), "event {index}: {line} from {innermost:#x}");
+            assert!(innermost - caller < MAX_FUNCTION_BYTES, "event {index}: {innermost:#x}");
             let (module, _) = recorded.recording.module_at(innermost).expect("a module");
             assert!(module.path.ends_with(b"/chains"), "{}", module.path.escape_ascii());
         }
-        assert!(event.start_ns >= recorded.recording.began_ns, "event {place} came before the recording");
+        assert!(event.start_ns >= recorded.recording.began_ns, "event {index} came before the recording");
     }
     assert_eq!(recorded.events.len(), expected.events.len(), "events");
 }
 
 #[test]
-fn every_event_of_known_chains_is_recorded_once_in_order_with_its_caller() {
+fn known_chains_are_recorded_once_in_order_with_callers() {
     if skipped() {
         return;
     }
@@ -102,12 +102,14 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_daemon_that_closes_every_descriptor_and_changes_its_user_is_recorded() {
+fn daemon_that_closes_descriptors_and_changes_its_user_is_recorded() {
     if skipped() {
         return;
     }
     if !is_root() {
-        eprintln!("skipped: a_daemon_that_closes_every_descriptor: only root can become another user");
+        eprintln!(
+            "skipped: daemon_that_closes_descriptors_and_changes_its_user_is_recorded: only root can become another user"
+        );
         return;
     }
     let scratch = Scratch::new("recording");
@@ -122,7 +124,7 @@ fn a_daemon_that_closes_every_descriptor_and_changes_its_user_is_recorded() {
 }
 
 /// Runs the chains with recordings requested in `directory`; returns the reason that nothing is recorded.
-fn refused(scratch: &Scratch, name: &str, directory: &Path) -> String {
+fn reason_for_no_recording(scratch: &Scratch, name: &str, directory: &Path) -> String {
     let file = scratch.join(name);
     let program = Program::new(CHAINS).args([&file]).args(["only"]).mode(Mode::Auto);
     let done = program.env("UNCOPY_RECORD", directory).run(scratch, name).expect_success();
@@ -132,7 +134,7 @@ fn refused(scratch: &Scratch, name: &str, directory: &Path) -> String {
 }
 
 #[test]
-fn a_directory_that_is_not_ours_alone_is_refused_and_the_program_runs_on() {
+fn shared_directory_is_rejected_and_the_program_continues() {
     if skipped() {
         return;
     }
@@ -163,7 +165,7 @@ fn a_directory_that_is_not_ours_alone_is_refused_and_the_program_runs_on() {
         all.push(("foreign", foreign, libc::EPERM));
     }
     for (name, path, errno) in all {
-        let why = refused(&scratch, &format!("chains-{name}"), &path);
+        let why = reason_for_no_recording(&scratch, &format!("chains-{name}"), &path);
         assert!(why.starts_with("nothing is recorded: the file could not be made"), "{name}: {why}");
         let shown = std::io::Error::from_raw_os_error(errno).to_string();
         assert!(why.contains(&errno.to_string()) || why.contains(&shown), "{name}: {why}");
@@ -174,17 +176,17 @@ fn a_directory_that_is_not_ours_alone_is_refused_and_the_program_runs_on() {
 
 /// A program that gains privileges ignores its environment.
 #[test]
-fn a_set_user_id_program_is_not_recorded() {
+fn set_user_id_program_is_not_recorded() {
     if skipped() {
         return;
     }
     if !is_root() {
-        eprintln!("skipped: a_set_user_id_program_is_not_recorded: only root can make such a program");
+        eprintln!("skipped: set_user_id_program_is_not_recorded: only root can make such a program");
         return;
     }
     let scratch = Scratch::new("recording");
     std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).expect("directory");
-    let path = compiled(&scratch, "recorded", &[library().to_str().expect("UTF-8")]);
+    let path = compile(&scratch, "recorded", &[library().to_str().expect("UTF-8")]);
     for (name, mode, expected) in [("ordinary", 0o755, 1), ("privileged", 0o4755, 0)] {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("program");
         let directory = scratch.directory(name);
@@ -204,7 +206,7 @@ fn a_set_user_id_program_is_not_recorded() {
 }
 
 /// Sends a request to a process, as `uncopy profile --pid` does.
-fn ask(pid: u32, request: &Request<'_>) {
+fn send_request(pid: u32, request: &Request<'_>) {
     // SAFETY: geteuid(2) takes no arguments and cannot fail.
     let user = unsafe { libc::geteuid() };
     let names = ["/dev/shm", "/tmp"].map(|root| format!("{root}/uncopy-{user}/{pid}{CONTROL_SUFFIX}"));
@@ -213,38 +215,38 @@ fn ask(pid: u32, request: &Request<'_>) {
     pipe.expect("its pipe").write_all(&message).expect("asked");
 }
 
-fn attach_to(scenario: &str) {
+fn record_running_process(scenario: &str) {
     if skipped() {
         return;
     }
     let scratch = Scratch::new("recording");
-    let mut told = Told::start(&scratch, FOREIGN, scenario, Mode::Always);
-    let pid = told.running.pid();
-    let reason = |told: &Told| {
-        let counters = told.running.live_counters();
+    let mut stepped = SteppedProgram::start(&scratch, FOREIGN, scenario, Mode::Always);
+    let pid = stepped.running.pid();
+    let reason = |stepped: &SteppedProgram| {
+        let counters = stepped.running.live_counters();
         counters.and_then(|counters| counters.reason().map(str::to_owned)).unwrap_or_default()
     };
     // Record twice: the second recording reuses the memory of the first.
     for name in ["first", "second"] {
-        let before = told.counter(Counter::Views);
+        let before = stepped.counter(Counter::Views);
         let recordings = Recordings::new(&scratch, name);
         let directory = recordings.directory().as_os_str().as_encoded_bytes().to_vec();
-        ask(pid, &Request::Record { directory: &directory, min_size_bytes: 65536 });
-        wait_until("nothing is elided", || reason(&told).contains("it is recorded").then_some(()));
+        send_request(pid, &Request::Record { directory: &directory, min_size_bytes: 65536 });
+        wait_until("nothing is elided", || reason(&stepped).contains("it is recorded").then_some(()));
         if name == "first" {
-            assert!(before > 0 && told.counter(Counter::Views) > 0, "views that were there still are");
+            assert!(before > 0 && stepped.counter(Counter::Views) > 0, "views that were there still are");
         }
         // The program checks the contents of its views.
-        told.go_on();
-        told.go_on();
-        let during = told.counter(Counter::ElidedInputs);
-        ask(pid, &Request::End);
-        wait_until("it goes on", || reason(&told).is_empty().then_some(()));
-        told.go_on();
-        assert!(told.counter(Counter::ElidedInputs) > during, "inputs are elided again");
+        stepped.step();
+        stepped.step();
+        let during = stepped.counter(Counter::ElidedInputs);
+        send_request(pid, &Request::End);
+        wait_until("it goes on", || reason(&stepped).is_empty().then_some(()));
+        stepped.step();
+        assert!(stepped.counter(Counter::ElidedInputs) > during, "inputs are elided again");
         let all = recordings.finish();
         let [recorded] = all.as_slice() else { panic!("{} recordings", all.len()) };
-        let Recorded { recording, events, lost } = recorded;
+        let ProcessRecording { recording, events, lost } = recorded;
         assert_eq!((recording.pid, recording.phase, *lost), (pid, Phase::Ended, 0));
         assert_eq!((recording.min_size_bytes, recording.dropped), (65536, 0));
         assert!(recording.costs.is_some(), "the costs are known");
@@ -259,16 +261,16 @@ fn attach_to(scenario: &str) {
             );
         }
     }
-    let _ = told.end();
+    let _ = stepped.finish_successfully();
 }
 
 #[test]
-fn a_running_process_is_recorded_for_a_while_and_elides_as_before() {
-    attach_to("until_told");
+fn running_process_is_recorded_temporarily_and_elides_again() {
+    record_running_process("step_on_input");
 }
 
 /// Three threads receive and copy continuously.
 #[test]
-fn a_process_that_is_at_work_is_recorded_for_a_while() {
-    attach_to("busy_until_told");
+fn busy_process_is_recorded_temporarily() {
+    record_running_process("busy_step_on_input");
 }

@@ -61,7 +61,7 @@ fn append_only_file_loaded_under_uncopy() {
     let plain = Redis::start(Mode::Plain, &scratch, "plain", &directory, APPEND_ONLY);
     model.walk(&mut plain.client(), &mut Random::new(seed(41)), 80, 2 * MIB);
     let _ = plain.shut_down();
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         let redis = Redis::start(mode, &scratch, &format!("{mode:?}"), &directory, APPEND_ONLY);
         model.compare(&mut redis.client(), "server that loaded the file");
         let _ = redis.shut_down();
@@ -209,7 +209,7 @@ fn snapshot_while_values_change_with_the_default_policy() {
 /// Several concurrent clients, each with its own keys.
 #[test]
 fn many_clients_at_once() {
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         let scratch = Scratch::new("redis-clients");
         let directory = scratch.directory("data");
         let redis = Redis::start(mode, &scratch, "redis", &directory, APPEND_ONLY);
@@ -225,7 +225,7 @@ fn many_clients_at_once() {
                         let name = format!("{number}:{slot}");
                         if random.one_in(2) {
                             let len = random.length(MIB);
-                            let value = bytes(random.word(), len);
+                            let value = bytes(random.next_u64(), len);
                             client.set_parts(name.as_bytes(), &[&value]).expect("OK");
                             values[slot] = Some(value);
                         } else {
@@ -247,7 +247,7 @@ const CLIENT: &str = r#"
 import hashlib, socket, sys
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 received = b""
-def take(length):
+def receive(length):
     global received
     parts = [received[:length]]
     received, missing = received[length:], length - len(parts[0])
@@ -257,38 +257,38 @@ def take(length):
         parts.append(part[:missing])
         received, missing = part[missing:], missing - len(part)
     return b"".join(parts)
-def line():
+def receive_line():
     text = b""
     while not text.endswith(b"\r\n"):
-        text += take(1)
+        text += receive(1)
     return text[:-2]
-def answer():
-    head = line()
+def receive_answer():
+    head = receive_line()
     if not head.startswith(b"$"):
         return head
-    value = take(int(head[1:]))
-    assert take(2) == b"\r\n"
+    value = receive(int(head[1:]))
+    assert receive(2) == b"\r\n"
     return value
 def command(*words):
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 def value(number):
     return hashlib.shake_128(b"%d" % number).digest([3, 70001, 300000, 1 << 20, 40000][number % 5])
-held = {}
+stored = {}
 for round in range(60):
     keys = [b"%d" % ((round * 7 + at) % 11) for at in range(1 + round % 4)]
     for at, key in enumerate(keys):
-        held[key] = value(round * 4 + at)
-    connection.sendall(b"".join(command(b"SET", key, held[key]) for key in keys))
-    assert [answer() for _ in keys] == [b"+OK"] * len(keys), f"round {round}"
-    asked = sorted(held)[: 1 + round % 5]
-    connection.sendall(b"".join(command(b"GET", key) for key in asked))
-    for key in asked:
-        assert answer() == held[key], f"round {round}, key {key}"
-    length = len(held[asked[0]])
-    connection.sendall(command(b"APPEND", asked[0], b"end") + command(b"GETRANGE", asked[0], b"%d" % (length // 2), b"-1"))
-    held[asked[0]] += b"end"
-    assert answer() == b":%d" % (length + 3)
-    assert answer() == held[asked[0]][length // 2 :], f"round {round}"
+        stored[key] = value(round * 4 + at)
+    connection.sendall(b"".join(command(b"SET", key, stored[key]) for key in keys))
+    assert [receive_answer() for _ in keys] == [b"+OK"] * len(keys), f"round {round}"
+    requested = sorted(stored)[: 1 + round % 5]
+    connection.sendall(b"".join(command(b"GET", key) for key in requested))
+    for key in requested:
+        assert receive_answer() == stored[key], f"round {round}, key {key}"
+    length = len(stored[requested[0]])
+    connection.sendall(command(b"APPEND", requested[0], b"end") + command(b"GETRANGE", requested[0], b"%d" % (length // 2), b"-1"))
+    stored[requested[0]] += b"end"
+    assert receive_answer() == b":%d" % (length + 3)
+    assert receive_answer() == stored[requested[0]][length // 2 :], f"round {round}"
 "#;
 
 #[test]

@@ -2,7 +2,7 @@
 
 use uncopy_core::stats::{Counter, REASON_RELEASED};
 use uncopy_tests::artifacts::{bin_dir, skipped};
-use uncopy_tests::told::Told;
+use uncopy_tests::stepped::SteppedProgram;
 use uncopy_tests::{Mode, Program, Scratch};
 
 const FOREIGN: &str = env!("CARGO_BIN_EXE_foreign");
@@ -14,20 +14,20 @@ fn uncopy(scratch: &Scratch, subcommand: &str, pid: u32) -> (Option<i32>, String
     (done.status.code(), String::from_utf8_lossy(&done.output).into_owned(), done.errors)
 }
 
-fn released(scratch: &Scratch, told: &Told) {
-    let (pid, views) = (told.running.pid(), told.counter(Counter::Views));
+fn release_and_check(scratch: &Scratch, stepped: &SteppedProgram) {
+    let (pid, views) = (stepped.running.pid(), stepped.counter(Counter::Views));
     assert!(views > 0, "there are views to release");
     let (status, output, errors) = uncopy(scratch, "release", pid);
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{output}");
     let text = format!("process {pid} is released: ");
     assert!(output.starts_with(&text), "{output}");
     assert!(output.ends_with(" bytes written\n") && output.lines().count() == 1, "{output}");
-    expect_no_views(scratch, told);
+    expect_no_views(scratch, stepped);
 }
 
 /// Expects `uncopy stats` to show that the process was released and has no views.
-fn expect_no_views(scratch: &Scratch, told: &Told) {
-    let (status, output, errors) = uncopy(scratch, "stats", told.running.pid());
+fn expect_no_views(scratch: &Scratch, stepped: &SteppedProgram) {
+    let (status, output, errors) = uncopy(scratch, "stats", stepped.running.pid());
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{output}");
     let json: serde_json::Value = serde_json::from_str(&output).expect("JSON");
     assert_eq!(json[Counter::Views.name()].as_u64(), Some(0), "{output}");
@@ -40,21 +40,21 @@ fn a_process_that_holds_views() {
         return;
     }
     let scratch = Scratch::new("release");
-    let mut told = Told::start(&scratch, FOREIGN, "until_told", Mode::Always);
-    assert!(told.counter(Counter::ForeignRanges) > 0, "ranges of the program's own memory");
-    released(&scratch, &told);
-    let before = told.counter(Counter::ElidedBytes);
-    told.go_on();
-    told.go_on();
-    expect_no_views(&scratch, &told);
-    assert_eq!(told.counter(Counter::ElidedBytes), before, "copies that were elided once it was released");
+    let mut stepped = SteppedProgram::start(&scratch, FOREIGN, "step_on_input", Mode::Always);
+    assert!(stepped.counter(Counter::ForeignRanges) > 0, "ranges of the program's own memory");
+    release_and_check(&scratch, &stepped);
+    let before = stepped.counter(Counter::ElidedBytes);
+    stepped.step();
+    stepped.step();
+    expect_no_views(&scratch, &stepped);
+    assert_eq!(stepped.counter(Counter::ElidedBytes), before, "copies that were elided once it was released");
     // A second release has nothing to do.
-    let (pid, before) = (told.running.pid(), told.counter(Counter::MaterializedBytes));
+    let (pid, before) = (stepped.running.pid(), stepped.counter(Counter::MaterializedBytes));
     let again = uncopy(&scratch, "release", pid);
     assert_eq!(again, (Some(0), format!("process {pid} holds no views: {REASON_RELEASED}\n"), String::new()));
-    assert_eq!(told.counter(Counter::MaterializedBytes), before);
-    told.go_on();
-    let _ = told.end();
+    assert_eq!(stepped.counter(Counter::MaterializedBytes), before);
+    stepped.step();
+    let _ = stepped.finish_successfully();
 }
 
 /// Releases a process while three of its threads receive and copy.
@@ -64,12 +64,12 @@ fn a_process_that_is_at_work() {
         return;
     }
     let scratch = Scratch::new("release");
-    let mut told = Told::start(&scratch, FOREIGN, "busy_until_told", Mode::Always);
-    released(&scratch, &told);
-    told.go_on();
-    told.go_on();
-    expect_no_views(&scratch, &told);
-    let _ = told.end();
+    let mut stepped = SteppedProgram::start(&scratch, FOREIGN, "busy_step_on_input", Mode::Always);
+    release_and_check(&scratch, &stepped);
+    stepped.step();
+    stepped.step();
+    expect_no_views(&scratch, &stepped);
+    let _ = stepped.finish_successfully();
 }
 
 #[test]
@@ -78,25 +78,25 @@ fn a_process_that_has_made_no_views() {
         return;
     }
     let scratch = Scratch::new("release");
-    let told = Told::start(&scratch, FOREIGN, "idle_until_told", Mode::Auto);
-    let pid = told.running.pid();
+    let stepped = SteppedProgram::start(&scratch, FOREIGN, "idle_until_input", Mode::Auto);
+    let pid = stepped.running.pid();
     for _ in 0..2 {
         let text = format!("process {pid} has made no views yet; release it again once it has\n");
         assert_eq!(uncopy(&scratch, "release", pid), (Some(0), text, String::new()));
     }
-    let _ = told.end();
+    let _ = stepped.finish_successfully();
 }
 
 #[test]
 fn a_process_that_is_not_under_uncopy() {
     let scratch = Scratch::new("release");
-    let mut told = Told::start(&scratch, FOREIGN, "until_told", Mode::Plain);
-    let pid = told.running.pid();
+    let mut stepped = SteppedProgram::start(&scratch, FOREIGN, "step_on_input", Mode::Plain);
+    let pid = stepped.running.pid();
     let (status, output, errors) = uncopy(&scratch, "release", pid);
     assert_eq!((status, output.as_str()), (Some(1), ""), "{errors}");
     assert!(errors.starts_with(&format!("uncopy: process {pid} does not run under uncopy")), "{errors}");
-    told.go_on();
-    let _ = told.end();
+    stepped.step();
+    let _ = stepped.finish_successfully();
 }
 
 #[test]
@@ -116,23 +116,25 @@ fn first_process(unshare: u32) -> u32 {
 
 /// Two pid namespaces with one /dev/shm, as in containers with `--ipc=host` or those of a pod.
 #[test]
-fn pid_namespaces_with_one_shared_memory_leave_each_other_alone() {
-    const TEST: &str = "pid_namespaces_with_one_shared_memory_leave_each_other_alone";
-    let inside = ["--pid", "--fork", "--kill-child", "--mount-proc"];
-    let probe = std::process::Command::new("/usr/bin/unshare").args(inside).arg("true").output();
+fn pid_namespaces_sharing_dev_shm_do_not_interfere() {
+    const TEST: &str = "pid_namespaces_sharing_dev_shm_do_not_interfere";
+    let in_namespace = ["--pid", "--fork", "--kill-child", "--mount-proc"];
+    let probe = std::process::Command::new("/usr/bin/unshare").args(in_namespace).arg("true").output();
     if skipped() || !probe.is_ok_and(|probe| probe.status.success()) {
         eprintln!("skipped: {TEST}: no pid namespace can be made here");
         return;
     }
     let scratches = ["outer", "one", "other"].map(Scratch::new);
-    let outer = Told::start(&scratches[0], FOREIGN, "until_told", Mode::Always);
+    let outer = SteppedProgram::start(&scratches[0], FOREIGN, "step_on_input", Mode::Always);
     // Both programs are process 1 of their namespace.
     let contained = [1, 2].map(|number| {
-        let program = Program::new("/usr/bin/unshare").args(inside).args([FOREIGN, "until_told", "1"]);
-        Told::begin(&scratches[number], program.mode(Mode::Always), "contained")
+        let program =
+            Program::new("/usr/bin/unshare").args(in_namespace).args([FOREIGN, "step_on_input", "1"]);
+        SteppedProgram::start_program(&scratches[number], program.mode(Mode::Always), "contained")
     });
-    let first = contained.each_ref().map(|told| first_process(told.running.pid()));
-    let look = Program::new("/usr/bin/unshare").args(inside).args([bin_dir().join("uncopy"), "ps".into()]);
+    let first = contained.each_ref().map(|stepped| first_process(stepped.running.pid()));
+    let look =
+        Program::new("/usr/bin/unshare").args(in_namespace).args([bin_dir().join("uncopy"), "ps".into()]);
     let _ = look.run(&scratches[0], "looked-from-inside").expect_success();
     let _ = Program::new(bin_dir().join("uncopy")).args(["ps"]).run(&scratches[0], "looked").expect_success();
     assert!(outer.counter(Counter::Views) > 0, "the stats file is gone");
@@ -150,5 +152,5 @@ fn pid_namespaces_with_one_shared_memory_leave_each_other_alone() {
     };
     assert_eq!(views(first[0]), Some(0));
     assert!(views(first[1]) > Some(0), "the other process 1 was released");
-    contained.into_iter().chain([outer]).for_each(|told| drop(told.end()));
+    contained.into_iter().chain([outer]).for_each(|stepped| drop(stepped.finish_successfully()));
 }

@@ -2,7 +2,7 @@
 
 use uncopy_core::recording::{Call, Recording, SUFFIX, Sample, Sampled};
 use uncopy_tests::artifacts::skipped;
-use uncopy_tests::launch::{Mode, recordings};
+use uncopy_tests::launch::{Mode, make_recordings_dir};
 use uncopy_tests::{Program, Scratch};
 
 const SAMPLED: &str = env!("CARGO_BIN_EXE_sampled");
@@ -11,7 +11,7 @@ const PAGE_BYTES: u64 = uncopy_core::addr::PAGE_BYTES as u64;
 /// Runs the program with recording, and returns the recording.
 fn record(how: &[&str], variables: &[(&str, &str)]) -> Recording {
     let scratch = Scratch::new("sampling");
-    let directory = recordings(&scratch);
+    let directory = make_recordings_dir(&scratch);
     let mut program = Program::new(SAMPLED).args(how).mode(Mode::Auto).env("UNCOPY_RECORD", &directory);
     for (name, value) in variables {
         program = program.env(name, value);
@@ -46,7 +46,7 @@ fn expect_pages(sample: &Sample, pages: u64) {
 }
 
 #[test]
-fn what_is_touched_of_inputs_and_copies_is_known_to_a_page() {
+fn touched_pages_of_inputs_and_copies_are_sampled() {
     if skipped() {
         return;
     }
@@ -73,7 +73,7 @@ fn what_is_touched_of_inputs_and_copies_is_known_to_a_page() {
 }
 
 #[test]
-fn nothing_is_sampled_where_the_program_is_to_be_left_alone() {
+fn policy_never_samples_nothing() {
     if skipped() {
         return;
     }

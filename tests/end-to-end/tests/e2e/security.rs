@@ -49,7 +49,7 @@ fn uncopy() -> PathBuf {
 }
 
 /// Definitions for every script: `$uncopy`, and `$as_nobody` to prefix a command.
-fn prelude() -> String {
+fn script_prelude() -> String {
     let setpriv = packaged("/usr/bin/setpriv", "util-linux");
     format!(
         "unset $(env | sed -n 's/^\\(UNCOPY_[A-Z_]*\\)=.*/\\1/p')\n\
@@ -60,7 +60,7 @@ fn prelude() -> String {
 }
 
 /// Expects success, whatever the commands print to standard error.
-fn succeeded(done: Finished) -> Finished {
+fn expect_success(done: Finished) -> Finished {
     assert!(done.status.success(), "{}: {}\n{}", done.status, done.text(), done.errors);
     done
 }
@@ -68,21 +68,25 @@ fn succeeded(done: Finished) -> Finished {
 /// Runs a shell script in `scratch`, which the other user may enter.
 fn run(scratch: &Scratch, script: &str) -> Finished {
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).expect("ours");
-    succeeded(Program::shell(&(prelude() + script)).directory(scratch.path()).run(scratch, "script"))
+    expect_success(
+        Program::shell(&(script_prelude() + script)).directory(scratch.path()).run(scratch, "script"),
+    )
 }
 
 /// Runs a shell script in a mount namespace with an empty `/dev/shm`.
-fn run_apart(scratch: &Scratch, script: &str) -> Finished {
+fn run_in_mount_namespace(scratch: &Scratch, script: &str) -> Finished {
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).expect("ours");
-    let inside = scratch
-        .write("inside.sh", format!("{}mount -t tmpfs -o mode=1777 tmpfs /dev/shm\n{script}", prelude()));
+    let inside = scratch.write(
+        "inside.sh",
+        format!("{}mount -t tmpfs -o mode=1777 tmpfs /dev/shm\n{script}", script_prelude()),
+    );
     let unshare = packaged("/usr/bin/unshare", "util-linux");
     let program = Program::new(unshare).args(["--mount", "sh", "-e"]).args([inside]);
-    succeeded(program.directory(scratch.path()).run(scratch, "apart"))
+    expect_success(program.directory(scratch.path()).run(scratch, "apart"))
 }
 
 /// Creates a directory of root's, with files named like those of ended processes.
-fn precious(scratch: &Scratch) -> PathBuf {
+fn make_precious_dir(scratch: &Scratch) -> PathBuf {
     let directory = scratch.directory("precious");
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("ours");
     for name in ["4194801", "4194802", "4194803.control", "log-4194804", "name"] {
@@ -91,7 +95,7 @@ fn precious(scratch: &Scratch) -> PathBuf {
     directory
 }
 
-fn names(directory: &Path) -> Vec<String> {
+fn file_names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).expect("readable");
     let mut names: Vec<String> =
         entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect();
@@ -100,7 +104,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 /// Creates a world-writable directory like /tmp, owned by the other user.
-fn shared(scratch: &Scratch) -> PathBuf {
+fn make_shared_dir(scratch: &Scratch) -> PathBuf {
     let directory = scratch.directory("shared");
     std::os::unix::fs::chown(&directory, Some(NOBODY), Some(NOBODY)).expect("root");
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777)).expect("root");
@@ -108,7 +112,7 @@ fn shared(scratch: &Scratch) -> PathBuf {
 }
 
 /// Every command that cleans up after ended processes, or lists the live directory.
-const CLEARING: [&str; 5] = [
+const LIVE_DIR_COMMANDS: [&str; 5] = [
     "$uncopy ps",
     "$uncopy run -- true",
     "$uncopy metrics --textfile metrics.prom",
@@ -123,12 +127,15 @@ fn a_link_planted_for_the_live_directory_leads_nowhere() {
         return;
     }
     let scratch = Scratch::new("planted");
-    let directory = precious(&scratch);
-    let before = names(&directory);
-    for command in CLEARING {
+    let directory = make_precious_dir(&scratch);
+    let before = file_names(&directory);
+    for command in LIVE_DIR_COMMANDS {
         let path = directory.display();
-        run_apart(&scratch, &format!("$as_nobody ln -s {path} /dev/shm/uncopy-0\n{command} > out 2> err"));
-        assert_eq!(names(&directory), before, "{command}");
+        run_in_mount_namespace(
+            &scratch,
+            &format!("$as_nobody ln -s {path} /dev/shm/uncopy-0\n{command} > out 2> err"),
+        );
+        assert_eq!(file_names(&directory), before, "{command}");
     }
 }
 
@@ -148,7 +155,7 @@ fn a_live_directory_of_another_owner_or_mode_is_not_used() {
         ("open to a group", "chmod 770 /dev/shm/uncopy-0", true),
     ] {
         let script = format!("{make}\n{spoil}\n$uncopy ps > out\nls /dev/shm/uncopy-0");
-        let listed = run_apart(&scratch, &script).text();
+        let listed = run_in_mount_namespace(&scratch, &script).text();
         assert_eq!(listed.contains("4194801"), remains, "{title}: {listed}");
     }
 }
@@ -161,8 +168,8 @@ fn a_directory_that_is_swapped_while_it_is_listed_leads_nowhere() {
         return;
     }
     let scratch = Scratch::new("swapped");
-    let directory = precious(&scratch);
-    let before = names(&directory);
+    let directory = make_precious_dir(&scratch);
+    let before = file_names(&directory);
     let swap = "import ctypes, os, sys\n\
         libc = ctypes.CDLL(None)\n\
         os.mkdir('/dev/shm/uncopy-0', 0o700)\n\
@@ -179,8 +186,8 @@ fn a_directory_that_is_swapped_while_it_is_listed_leads_nowhere() {
         python.display(),
         directory.display()
     );
-    run_apart(&scratch, &script);
-    assert_eq!(names(&directory), before);
+    run_in_mount_namespace(&scratch, &script);
+    assert_eq!(file_names(&directory), before);
 }
 
 #[test]
@@ -190,7 +197,7 @@ fn links_planted_beside_the_counters_are_not_written_through() {
         return;
     }
     let scratch = Scratch::new("stats");
-    let (shared, victim) = (shared(&scratch), scratch.write("victim", "precious"));
+    let (shared, victim) = (make_shared_dir(&scratch), scratch.write("victim", "precious"));
     for (planted, is_written) in [("s.json.$$.part", true), ("s.json", false)] {
         // `exec` keeps the process number, which an attacker could guess.
         let script = format!(
@@ -210,13 +217,13 @@ fn links_planted_beside_the_counters_are_not_written_through() {
 
 /// The command writes the counters itself if the library is not in the program.
 #[test]
-fn counters_of_a_program_without_the_library_are_not_written_through_links_either() {
-    const TEST: &str = "counters_of_a_program_without_the_library_are_not_written_through_links_either";
+fn counters_without_the_library_are_not_written_through_links() {
+    const TEST: &str = "counters_without_the_library_are_not_written_through_links";
     if !is_root(TEST) {
         return;
     }
     let scratch = Scratch::new("plain-stats");
-    let (shared, victim) = (shared(&scratch), scratch.write("victim", "precious"));
+    let (shared, victim) = (make_shared_dir(&scratch), scratch.write("victim", "precious"));
     fs::copy("/bin/true", scratch.join("program")).expect("copied");
     let script = format!(
         "chmod 4755 program\n$as_nobody ln -s {} {}/s.json\n$uncopy run --stats {1}/s.json -- ./program",
@@ -235,7 +242,7 @@ fn nobody_waits_for_a_planted_pipe() {
         return;
     }
     let scratch = Scratch::new("pipes");
-    let shared = shared(&scratch);
+    let shared = make_shared_dir(&scratch);
     fs::copy(PROFILE, scratch.join("p.json")).expect("copied");
     let at = shared.display();
     let plant = |name: &str| format!("$as_nobody mkfifo -m 666 {at}/{name}\n");
@@ -262,7 +269,7 @@ fn nobody_waits_for_a_planted_pipe() {
 }
 
 #[test]
-fn a_pipe_of_ones_own_that_nobody_reads_is_not_waited_for_either() {
+fn unread_pipe_of_ones_own_is_not_waited_for() {
     let scratch = Scratch::new("own-pipe");
     fs::copy(PROFILE, scratch.join("p.json")).expect("copied");
     let done = run(&scratch, "mkfifo h\n! $uncopy report --html h p.json");
@@ -283,7 +290,7 @@ fn a_page_is_not_written_through_a_planted_link() {
         return;
     }
     let scratch = Scratch::new("page");
-    let (shared, victim) = (shared(&scratch), scratch.write("victim", "precious"));
+    let (shared, victim) = (make_shared_dir(&scratch), scratch.write("victim", "precious"));
     fs::copy(PROFILE, scratch.join("p.json")).expect("copied");
     let at = shared.display();
     for (name, command) in [
@@ -323,7 +330,7 @@ fn links_in_an_image_do_not_lead_out_of_it() {
         .expect("written");
     let done = run(&scratch, "$uncopy service --root root --print web; ! $uncopy service --root root web");
     assert!(done.text().contains("server inside"), "{}", done.text());
-    assert_eq!(names(&outside), ["web.service"], "{}", done.errors);
+    assert_eq!(file_names(&outside), ["web.service"], "{}", done.errors);
     // A program that is a link out of the image counts as missing.
     fs::remove_file(root.join("usr/sbin/server")).expect("removed");
     std::os::unix::fs::symlink("../../../../../../../../bin/sh", root.join("usr/sbin/server"))
@@ -356,7 +363,7 @@ fn an_option_with_a_line_break_becomes_no_line_of_a_unit() {
 const DEVICE: &str = "/dev/userfaultfd";
 
 /// Returns the number of device descriptors in programs started under `run_by`, also as another user.
-fn devices(scratch: &Scratch, run_by: &str) -> usize {
+fn device_count(scratch: &Scratch, run_by: &str) -> usize {
     // A script of its own, so that `ls` is two programs down.
     scratch.write("show.sh", "ls -l /proc/self/fd\n");
     let setpriv = format!("setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups");
@@ -371,12 +378,12 @@ fn programs_that_are_not_followed_have_no_device() {
         return;
     }
     let scratch = Scratch::new("device");
-    if devices(&scratch, "$uncopy run --") == 0 {
+    if device_count(&scratch, "$uncopy run --") == 0 {
         return skip(TEST, "the device cannot be used here");
     }
-    assert_eq!(devices(&scratch, "$uncopy run --no-follow --"), 0);
-    assert_eq!(devices(&scratch, "$uncopy run -- $uncopy run --no-follow --"), 0, "an outer run's");
-    assert_eq!(devices(&scratch, "$uncopy run -- $uncopy run --off --no-follow --"), 0, "switched off");
+    assert_eq!(device_count(&scratch, "$uncopy run --no-follow --"), 0);
+    assert_eq!(device_count(&scratch, "$uncopy run -- $uncopy run --no-follow --"), 0, "an outer run's");
+    assert_eq!(device_count(&scratch, "$uncopy run -- $uncopy run --off --no-follow --"), 0, "switched off");
     // The program itself has the device, and uncopy works.
     let policy = "UNCOPY_POLICY=always UNCOPY_BEGIN_AFTER=0";
     let script = format!(

@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use uncopy_tests::artifacts::{bin_dir, packaged};
-use uncopy_tests::programs::compiled;
+use uncopy_tests::programs::compile;
 use uncopy_tests::running::Finished;
 use uncopy_tests::{Mode, Program, Scratch};
 
 const SCENARIOS: [&str; 5] = ["overwrite", "errors", "allocator", "threads", "cancel"];
 
-fn built(name: &str) -> String {
+fn built_library(name: &str) -> String {
     let path = bin_dir().join(name);
     let path = path
         .canonicalize()
@@ -18,28 +18,28 @@ fn built(name: &str) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-fn header() -> String {
+fn include_flag() -> String {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/sending/capi/include");
     format!("-I{}", directory.to_str().expect("UTF-8"))
 }
 
 /// How a program is linked with the library.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Linked {
+enum Linkage {
     Shared,
     Archive,
     Statically,
 }
 
 /// Compiles a program that includes `uncopy.h`, with every warning an error.
-fn program(scratch: &Scratch, name: &str, linked: Linked, more: &[&str]) -> PathBuf {
-    let header = header();
-    let (shared, archive) = (built("libuncopy_send.so"), built("libuncopy_send.a"));
-    let mut arguments = vec!["-std=c11", "-D_GNU_SOURCE", "-pedantic", header.as_str()];
+fn compile_program(scratch: &Scratch, name: &str, linkage: Linkage, more: &[&str]) -> PathBuf {
+    let include_flag = include_flag();
+    let (shared, archive) = (built_library("libuncopy_send.so"), built_library("libuncopy_send.a"));
+    let mut arguments = vec!["-std=c11", "-D_GNU_SOURCE", "-pedantic", include_flag.as_str()];
     arguments.extend_from_slice(more);
     let path = format!("-Wl,-rpath,{}", scratch.path().to_str().expect("UTF-8"));
-    match linked {
-        Linked::Shared => {
+    match linkage {
+        Linkage::Shared => {
             // The soname, by which the program loads the library.
             let name = scratch.join("libuncopy_send.so.0");
             if !name.exists() {
@@ -47,10 +47,10 @@ fn program(scratch: &Scratch, name: &str, linked: Linked, more: &[&str]) -> Path
             }
             arguments.extend([path.as_str(), shared.as_str()]);
         }
-        Linked::Archive => arguments.extend([archive.as_str(), "-ldl", "-lm"]),
-        Linked::Statically => arguments.extend(["-static", archive.as_str(), "-ldl", "-lm"]),
+        Linkage::Archive => arguments.extend([archive.as_str(), "-ldl", "-lm"]),
+        Linkage::Statically => arguments.extend(["-static", archive.as_str(), "-ldl", "-lm"]),
     }
-    compiled(scratch, name, &arguments)
+    compile(scratch, name, &arguments)
 }
 
 /// Expects every scenario to have run, and `uncopy_status` to agree with `works`.
@@ -66,7 +66,7 @@ fn expect_done(done: Finished, scenarios: &[&str], works: bool) -> Finished {
 }
 
 /// Runs every scenario, some in a process of their own because they must come first or last.
-fn every_scenario(program: &Program, scratch: &Scratch) {
+fn run_scenarios(program: &Program, scratch: &Scratch) {
     let done = program.clone().args(SCENARIOS).run(scratch, "sending");
     let _ = expect_done(done, &SCENARIOS, true);
     for alone in ["options", "ends"] {
@@ -78,51 +78,51 @@ fn every_scenario(program: &Program, scratch: &Scratch) {
     let _ = expect_done(all, &SCENARIOS, true);
 }
 
-fn linked(linked: Linked) {
+fn check_linked(linkage: Linkage) {
     let scratch = Scratch::new("sending");
-    let program = program(&scratch, "sending", linked, &[]);
-    every_scenario(&Program::new(program), &scratch);
+    let program = compile_program(&scratch, "sending", linkage, &[]);
+    run_scenarios(&Program::new(program), &scratch);
 }
 
 #[test]
 fn linked_with_the_shared_library() {
-    linked(Linked::Shared);
+    check_linked(Linkage::Shared);
 }
 
 #[test]
 fn linked_with_the_archive() {
-    linked(Linked::Archive);
+    check_linked(Linkage::Archive);
 }
 
 #[test]
 fn linked_statically() {
-    linked(Linked::Statically);
+    check_linked(Linkage::Statically);
 }
 
 /// The preloaded `libuncopy.so` precedes the linked library, and provides all names.
 #[test]
-fn names_of_the_preloaded_library() {
+fn preloaded_library_provides_all_names() {
     let scratch = Scratch::new("sending");
-    let program = program(&scratch, "sending", Linked::Shared, &[]);
-    for mode in Mode::BOTH {
-        every_scenario(&Program::new(&program).mode(mode), &scratch);
+    let program = compile_program(&scratch, "sending", Linkage::Shared, &[]);
+    for mode in Mode::FOR_APPLICATIONS {
+        run_scenarios(&Program::new(&program).mode(mode), &scratch);
     }
 }
 
 #[test]
 fn other_allocators_beside_it() {
     let scratch = Scratch::new("sending");
-    let program = program(&scratch, "sending", Linked::Shared, &[]);
+    let program = compile_program(&scratch, "sending", Linkage::Shared, &[]);
     let library = packaged("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2");
-    every_scenario(&Program::new(&program).preload_before(&library), &scratch);
-    let send = built("libuncopy_send.so");
-    every_scenario(&Program::new(&program).preload_before(&send).preload_after(&library), &scratch);
+    run_scenarios(&Program::new(&program).preload_before(&library), &scratch);
+    let send = built_library("libuncopy_send.so");
+    run_scenarios(&Program::new(&program).preload_before(&send).preload_after(&library), &scratch);
 }
 
 #[test]
 fn turned_off_by_the_environment() {
     let scratch = Scratch::new("sending");
-    let program = program(&scratch, "sending", Linked::Shared, &[]);
+    let program = compile_program(&scratch, "sending", Linkage::Shared, &[]);
     let done = Program::new(program).env("UNCOPY_OFF", "1").args(SCENARIOS).run(&scratch, "off");
     let _ = expect_done(done, &SCENARIOS, false);
 }
@@ -137,7 +137,7 @@ fn set_user_id_programs_ignore_the_environment() {
         return;
     }
     let scratch = Scratch::new("sending");
-    let program = program(&scratch, "sending", Linked::Archive, &[]);
+    let program = compile_program(&scratch, "sending", Linkage::Archive, &[]);
     std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).expect("directory");
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).expect("program");
     let setpriv = Program::new(packaged("/usr/bin/setpriv", "util-linux"))
@@ -159,7 +159,7 @@ fn header_in_every_dialect() {
         settings.pageblock_pages = 1;\n\
         uncopy_free(uncopy_realloc(uncopy_calloc(1, settings.pageblock_pages), 2));\n\
         return uncopy_status(&why) < 0;\n}\n";
-    let library = built("libuncopy_send.a");
+    let library = built_library("libuncopy_send.a");
     for (compiler, package, suffix, dialects) in [
         ("/usr/bin/cc", "gcc", "c", ["c90", "c99", "c17"]),
         ("/usr/bin/g++", "g++", "cc", ["c++98", "c++11", "c++20"]),
@@ -167,7 +167,14 @@ fn header_in_every_dialect() {
         let file = scratch.write(&format!("program.{suffix}"), source);
         for dialect in dialects {
             let _ = Program::new(packaged(compiler, package))
-                .args([&format!("-std={dialect}"), "-Wall", "-Wextra", "-pedantic", "-Werror", &header()])
+                .args([
+                    &format!("-std={dialect}"),
+                    "-Wall",
+                    "-Wextra",
+                    "-pedantic",
+                    "-Werror",
+                    &include_flag(),
+                ])
                 .args(["-o".as_ref(), scratch.join("program").as_path(), file.as_path()])
                 .args([&library, "-lpthread", "-ldl", "-lm"])
                 .run(&scratch, dialect)

@@ -8,27 +8,27 @@ uncopy_tests::scenarios! { "signals":
     jumps_keep_no_memory => [ElidedBytes, InputBytes],
     interrupted_calls => [ElidedBytes, InputBytes],
     blocked_signals_wait => [ElidedBytes, InputBytes],
-    counter_forbidden => [ElidedBytes, InputBytes],
+    time_stamp_counter_forbidden => [ElidedBytes, InputBytes],
     calls_on_small_stacks => [ElidedBytes, InputBytes],
 }
 
 /// Runs a scenario that takes a while and checks itself.
-fn timed(name: &str) {
+fn run_uncompared(name: &str) {
     let scenario = Scenario::new(env!("CARGO_BIN_EXE_signals"), name).not_compared();
     scenario.in_every_mode(&[Counter::ElidedBytes, Counter::InputBytes]);
 }
 
 #[test]
 fn copies_in_a_timer_handler() {
-    timed("copies_in_a_timer_handler");
+    run_uncompared("copies_in_a_timer_handler");
 }
 
 #[test]
 fn copies_on_an_alternate_stack() {
-    timed("copies_on_an_alternate_stack");
+    run_uncompared("copies_on_an_alternate_stack");
 }
 
 #[test]
 fn jump_out_of_anything() {
-    timed("jump_out_of_anything");
+    run_uncompared("jump_out_of_anything");
 }

@@ -5,21 +5,21 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use uncopy_tests::artifacts::{self, packaged};
-use uncopy_tests::programs::{LIBRARIES, compiled};
+use uncopy_tests::programs::{LIBRARY_DIR, compile};
 use uncopy_tests::{Mode, Program, Scratch};
 
 /// Compiles a library from `starting.c` with a definition.
-fn library(scratch: &Scratch, definition: &str) -> PathBuf {
+fn compile_library(scratch: &Scratch, definition: &str) -> PathBuf {
     let path = scratch.join(&format!("lib{}.so", &definition[2..].to_lowercase()));
-    std::fs::rename(compiled(scratch, "starting", &["-shared", "-fPIC", definition]), &path).expect("moved");
+    std::fs::rename(compile(scratch, "starting", &["-shared", "-fPIC", definition]), &path).expect("moved");
     path
 }
 
 /// Runs a program plain and in both modes, and expects the same output and status.
-fn same(program: &Program, scratch: &Scratch) {
+fn compare_with_plain(program: &Program, scratch: &Scratch) {
     let plain = program.clone().run(scratch, "plain");
     assert!(plain.status.success(), "{}", plain.text());
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         let done = program.clone().mode(mode).run(scratch, "preloaded").expect_success();
         assert_eq!(done.text(), plain.text(), "mode {mode:?}");
     }
@@ -29,28 +29,28 @@ fn same(program: &Program, scratch: &Scratch) {
 #[test]
 fn constructors_run_in_any_order() {
     let scratch = Scratch::new("constructors");
-    let program = compiled(&scratch, "starting", &[]);
-    let program = scratch_copy(&scratch, &program, "program");
+    let program = compile(&scratch, "starting", &[]);
+    let program = move_in_scratch(&scratch, &program, "program");
     let libraries = [
-        library(&scratch, "-DCONSTRUCTOR"),
-        library(&scratch, "-DLOCALE"),
-        library(&scratch, "-DWRAPPER"),
-        library(&scratch, "-DODD"),
-        packaged(&format!("{LIBRARIES}/faketime/libfaketime.so.1"), "libfaketime"),
+        compile_library(&scratch, "-DCONSTRUCTOR"),
+        compile_library(&scratch, "-DLOCALE"),
+        compile_library(&scratch, "-DWRAPPER"),
+        compile_library(&scratch, "-DODD"),
+        packaged(&format!("{LIBRARY_DIR}/faketime/libfaketime.so.1"), "libfaketime"),
     ];
     for (index, one) in libraries.iter().enumerate() {
-        same(&Program::new(&program).preload_before(one), &scratch);
-        same(&Program::new(&program).preload_after(one), &scratch);
+        compare_with_plain(&Program::new(&program).preload_before(one), &scratch);
+        compare_with_plain(&Program::new(&program).preload_after(one), &scratch);
         for other in &libraries[index + 1..] {
-            same(&Program::new(&program).preload_before(one).preload_after(other), &scratch);
-            same(&Program::new(&program).preload_before(other).preload_after(one), &scratch);
+            compare_with_plain(&Program::new(&program).preload_before(one).preload_after(other), &scratch);
+            compare_with_plain(&Program::new(&program).preload_before(other).preload_after(one), &scratch);
         }
     }
     // Alone, the library leaves nothing in the program's heap.
-    same(&Program::new(&program).args(["heap"]), &scratch);
+    compare_with_plain(&Program::new(&program).args(["heap"]), &scratch);
 }
 
-fn scratch_copy(scratch: &Scratch, from: &Path, name: &str) -> PathBuf {
+fn move_in_scratch(scratch: &Scratch, from: &Path, name: &str) -> PathBuf {
     let to = scratch.join(name);
     std::fs::rename(from, &to).expect("moved");
     to
@@ -60,19 +60,19 @@ fn scratch_copy(scratch: &Scratch, from: &Path, name: &str) -> PathBuf {
 #[test]
 fn the_loader_is_called_by_hand() {
     let scratch = Scratch::new("by-hand");
-    let program = compiled(&scratch, "starting", &[]);
+    let program = compile(&scratch, "starting", &[]);
     let program = program.to_str().expect("UTF-8");
     let loader = Program::new("/lib64/ld-linux-x86-64.so.2");
-    same(&loader.clone().args([program]), &scratch);
-    let fixed = scratch_copy(&scratch, &compiled(&scratch, "starting", &["-no-pie"]), "fixed");
-    same(&loader.args([fixed]), &scratch);
+    compare_with_plain(&loader.clone().args([program]), &scratch);
+    let fixed = move_in_scratch(&scratch, &compile(&scratch, "starting", &["-no-pie"]), "fixed");
+    compare_with_plain(&loader.args([fixed]), &scratch);
 }
 
 /// Executes a program of another C library in every way: it runs as when plain, without this library.
 #[test]
 fn programs_of_another_loader_are_started_without_the_library() {
     let scratch = Scratch::new("musl");
-    let starter = compiled(&scratch, "starting", &[]);
+    let starter = compile(&scratch, "starting", &[]);
     let musl = scratch.join("musl");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/executed.c");
     let _ = Program::new(packaged("/usr/bin/musl-gcc", "musl-tools"))
@@ -103,7 +103,7 @@ fn programs_of_another_loader_are_started_without_the_library() {
             .env("PATH", &search);
         let plain = program.clone().run(&scratch, "plain");
         assert_eq!(plain.status.code(), Some(7), "{method} {file}: {}", plain.text());
-        for mode in Mode::BOTH {
+        for mode in Mode::FOR_APPLICATIONS {
             let done = program.clone().mode(mode).run(&scratch, "preloaded");
             assert_eq!(done.status.code(), Some(7), "{method} {file}: {}", done.text());
             assert_eq!(done.text(), plain.text(), "{method} {file}, mode {mode:?}");
@@ -113,11 +113,11 @@ fn programs_of_another_loader_are_started_without_the_library() {
 
 /// A program of glibc's loader keeps the library. Where ours is removed, other preloads stay.
 #[test]
-fn what_else_is_preloaded_stays() {
+fn other_preloads_are_kept() {
     let scratch = Scratch::new("kept");
-    let starter = scratch_copy(&scratch, &compiled(&scratch, "starting", &[]), "starter");
-    let ordinary = compiled(&scratch, "executed", &[]);
-    let other = packaged(&format!("{LIBRARIES}/libm.so.6"), "libc6");
+    let starter = move_in_scratch(&scratch, &compile(&scratch, "starting", &[]), "starter");
+    let ordinary = compile(&scratch, "executed", &[]);
+    let other = packaged(&format!("{LIBRARY_DIR}/libm.so.6"), "libc6");
     for (method, file) in [("execv", &ordinary), ("execl", &ordinary), ("posix_spawn", &ordinary)] {
         let program =
             Program::new(&starter).args([method, file.to_str().expect("UTF-8"), "1"]).preload_after(&other);
@@ -128,7 +128,7 @@ fn what_else_is_preloaded_stays() {
     }
     // A program of glibc's loader that cannot run with this library.
     let sanitized =
-        scratch_copy(&scratch, &compiled(&scratch, "executed", &["-fsanitize=address"]), "sanitized");
+        move_in_scratch(&scratch, &compile(&scratch, "executed", &["-fsanitize=address"]), "sanitized");
     let program = Program::new(&starter)
         .args(["execv", sanitized.to_str().expect("UTF-8"), "1"])
         .preload_after(&other)
@@ -144,7 +144,7 @@ fn programs_of_a_sanitizer_are_started_without_the_library() {
     let scratch = Scratch::new("sanitized");
     for sanitizer in ["address", "thread", "leak", "undefined"] {
         let option = format!("-fsanitize={sanitizer}");
-        let program = compiled(&scratch, "executed", &[&option]);
+        let program = compile(&scratch, "executed", &[&option]);
         let program = Program::shell(&format!("{} 1; exit $?", program.display()));
         let plain = program.clone().run(&scratch, "plain");
         let done = program.mode(Mode::Auto).run(&scratch, "preloaded");
@@ -164,8 +164,8 @@ fn programs_of_a_sanitizer_are_started_without_the_library() {
 #[test]
 fn a_deeply_bound_object_frees_the_programs_memory() {
     let scratch = Scratch::new("deep");
-    let plugin = library(&scratch, "-DPLUGIN");
-    let program = compiled(&scratch, "starting", &[]);
+    let plugin = compile_library(&scratch, "-DPLUGIN");
+    let program = compile(&scratch, "starting", &[]);
     let program = Program::new(program).args(["plugin", plugin.to_str().expect("UTF-8")]);
-    same(&program, &scratch);
+    compare_with_plain(&program, &scratch);
 }

@@ -2,40 +2,40 @@
 //! log for a recovery once there is room. The test needs root to mount, and is skipped otherwise.
 
 use uncopy_tests::artifacts::skipped;
-use uncopy_tests::lives::{can_mount, run_script};
+use uncopy_tests::crash_cycles::{can_mount, run_script};
 
-fn failing(what: &str) {
+fn run_failing(what: &str) {
     if !skipped() && can_mount(what) {
         run_script(&["failing.sh", "failing.py"], what, &[what]);
     }
 }
 
 #[test]
-fn what_a_failing_device_has_not_taken_is_recovered_later() {
-    failing("ends");
+fn data_refused_by_a_full_device_is_recovered_later() {
+    run_failing("ends");
 }
 
 #[test]
 fn a_device_that_takes_it_again_gets_all_while_the_program_goes_on() {
-    failing("grows");
+    run_failing("grows");
 }
 
 #[test]
-fn a_program_that_is_killed_while_its_device_fails_loses_nothing() {
-    failing("killed");
+fn program_killed_while_its_device_fails_loses_nothing() {
+    run_failing("killed");
 }
 
 #[test]
-fn a_keeper_that_is_killed_while_a_device_fails_loses_nothing() {
-    failing("keeper");
+fn keeper_killed_while_a_device_fails_loses_nothing() {
+    run_failing("keeper");
 }
 
 #[test]
-fn where_the_log_has_no_room_the_program_hears_of_the_failure() {
-    failing("full");
+fn full_log_reports_sync_failures_to_the_program() {
+    run_failing("full");
 }
 
 #[test]
-fn what_others_write_to_a_file_that_failed_is_not_overwritten() {
-    failing("others");
+fn recovery_keeps_later_writes_of_others() {
+    run_failing("others");
 }

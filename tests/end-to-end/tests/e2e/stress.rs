@@ -8,7 +8,7 @@ use uncopy_tests::random::{seed, test_size};
 use uncopy_tests::scratch::Scratch;
 
 /// Runs a scenario of `stress` in a mode, and expects counters that show elided copies.
-fn stress(name: &str, mode: Mode, amount: u64, limit: Duration) {
+fn run_stress(name: &str, mode: Mode, amount: u64, limit: Duration) {
     let seed = seed(1);
     println!("seed {seed}");
     let scratch = Scratch::new(name);
@@ -27,23 +27,23 @@ fn stress(name: &str, mode: Mode, amount: u64, limit: Duration) {
     ]);
 }
 
-fn passing(mode: Mode) {
+fn pass_buffers(mode: Mode) {
     let hops = 10 * test_size();
-    stress("passing", mode, hops, Duration::from_secs(60 + hops));
+    run_stress("passing", mode, hops, Duration::from_secs(60 + hops));
 }
 
 #[test]
 fn eight_threads_pass_buffers_to_one_another() {
-    passing(Mode::Always);
+    pass_buffers(Mode::Always);
 }
 
 #[test]
-fn eight_threads_pass_buffers_to_one_another_when_it_pays() {
-    passing(Mode::Sliced);
+fn eight_threads_pass_buffers_to_one_another_under_the_default_policy() {
+    pass_buffers(Mode::Sliced);
 }
 
 #[test]
-fn a_storm_of_signals_whose_handlers_copy_and_touch_views() {
+fn signal_storm_with_handlers_that_copy_and_touch_views() {
     let seconds = (8 * test_size()).div_ceil(10);
-    stress("storm", Mode::Always, seconds, Duration::from_secs(60 + 2 * seconds));
+    run_stress("storm", Mode::Always, seconds, Duration::from_secs(60 + 2 * seconds));
 }

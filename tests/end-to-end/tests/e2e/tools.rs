@@ -6,8 +6,8 @@ use std::path::Path;
 use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::{HttpServer, PYTHON};
 use uncopy_tests::artifacts::packaged;
+use uncopy_tests::packaged_server::{PackagedServer, program};
 use uncopy_tests::random::{Random, bytes, seed};
-use uncopy_tests::served::{Served, program};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const READS: &[Counter] = &[Counter::InputBytes];
@@ -19,7 +19,7 @@ fn prepare(directory: &Path) {
     std::fs::create_dir_all(directory.join("tree/deep/deeper")).expect("directory");
     std::fs::write(directory.join("big"), bytes(seed, (6 << 20) + 123)).expect("file");
     let lines: String =
-        (0..150_000).map(|_| format!("{} line {}\n", random.below(1000), random.word())).collect();
+        (0..150_000).map(|_| format!("{} line {}\n", random.below(1000), random.next_u64())).collect();
     std::fs::write(directory.join("lines"), lines).expect("file");
     for (number, name) in
         ["tree/a", "tree/b", "tree/deep/c", "tree/deep/deeper/d", "tree/deep/e"].iter().enumerate()
@@ -46,7 +46,7 @@ fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Runs a shell script plain and in each mode, in new directories; output and files must be the same.
-fn same_results(script: &str, expected: &[Counter]) {
+fn compare_with_plain(script: &str, expected: &[Counter]) {
     let run = |mode: Mode| {
         let scratch = Scratch::new("tools");
         let home = scratch.directory("home");
@@ -56,7 +56,7 @@ fn same_results(script: &str, expected: &[Counter]) {
         (contents(&home), done)
     };
     let (plain_files, plain) = run(Mode::Plain);
-    for mode in Mode::BOTH {
+    for mode in Mode::FOR_APPLICATIONS {
         let (files, done) = run(mode);
         let done = done.expect_counters(expected);
         assert!(
@@ -75,7 +75,7 @@ fn same_results(script: &str, expected: &[Counter]) {
 
 #[test]
 fn tar_through_a_pipe() {
-    same_results(
+    compare_with_plain(
         "mkdir out && tar -cf - --sort=name --mtime=@0 tree big | tee archive | tar -xf - -C out && \
          tar -tvf archive && diff -r tree out/tree && cmp big out/big && \
          tar -b 2048 --sort=name --mtime=@0 -cf wide tree && tar -b 2048 -xf wide -C out",
@@ -86,7 +86,7 @@ fn tar_through_a_pipe() {
 #[test]
 fn openssl_on_pipes() {
     let _ = packaged("/usr/bin/openssl", "openssl");
-    same_results(
+    compare_with_plain(
         "key='-K 00112233445566778899aabbccddeeff -iv 0102030405060708090a0b0c0d0e0f10' && \
          cat big | openssl enc -aes-128-ctr $key -bufsize 1048576 | tee cipher | \
             openssl enc -d -aes-128-ctr $key -bufsize 262144 > decrypted && cmp big decrypted && \
@@ -98,7 +98,7 @@ fn openssl_on_pipes() {
 
 #[test]
 fn dd_cat_and_cp() {
-    same_results(
+    compare_with_plain(
         "dd if=big bs=1M status=none | dd bs=64k iflag=fullblock status=none | dd of=copy bs=100001 status=none && \
          dd if=big of=direct bs=256k iflag=direct status=none && cmp big direct && \
          cat big lines big | cat | cat > joined && cp --reflink=never big copied && \
@@ -110,7 +110,7 @@ fn dd_cat_and_cp() {
 
 #[test]
 fn sort_and_gzip() {
-    same_results(
+    compare_with_plain(
         "sort -S 32M lines > sorted && sort -n -S 1M --parallel=2 lines | uniq -c | tail -n 1000 > counted && \
          gzip -nc < big > big.gz && gzip -dc big.gz | cmp - big && cat lines | gzip -n1 | gzip -dc | \
          awk '{ sum += $1 } END { print sum }' && grep -c 77 lines && wc lines && tr a-z A-Z < lines > upper",
@@ -126,8 +126,8 @@ fn curl_from_files_and_over_http() {
     let content = bytes(seed(95), (9 << 20) + 7);
     let file = scratch.write("content", &content);
     let plain = program(PYTHON, Mode::Plain);
-    let server = Served::start_by(plain, &HttpServer, &scratch, "server", scratch.path());
-    for mode in Mode::BOTH {
+    let server = PackagedServer::start_by(plain, &HttpServer, &scratch, "server", scratch.path());
+    for mode in Mode::FOR_APPLICATIONS {
         for (url, expected) in
             [(server.url("/content"), READS), (format!("file://{}", file.display()), READS)]
         {

@@ -78,7 +78,7 @@ fn prepare(script: &str, scratch: &Scratch) {
 }
 
 /// Returns the minimum over several runs: the usage without disturbances.
-fn least(command: &str, loaded: Loaded, scratch: &Scratch) -> Usage {
+fn minimum_usage(command: &str, loaded: Loaded, scratch: &Scratch) -> Usage {
     let runs = (0..RUNS).map(|_| usage(command, loaded, scratch));
     runs.reduce(|least, run| Usage {
         faults: least.faults.min(run.faults),
@@ -88,7 +88,7 @@ fn least(command: &str, loaded: Loaded, scratch: &Scratch) -> Usage {
 }
 
 /// Returns the calls that the program makes more often under the library than plain.
-fn more_calls(command: &str, scratch: &Scratch) -> std::collections::BTreeMap<String, (usize, usize)> {
+fn call_counts(command: &str, scratch: &Scratch) -> std::collections::BTreeMap<String, (usize, usize)> {
     let plain = system_calls(command, CALLS, Loaded::No, scratch);
     let mut calls: std::collections::BTreeMap<_, _> =
         plain.into_iter().map(|(name, count)| (name, (count, 0))).collect();
@@ -104,9 +104,10 @@ fn programs_without_large_transfers_run_as_plain() {
         return;
     }
     let loading = Scratch::new("loading");
-    let (plain, with) = (least("true", Loaded::No, &loading), least("true", Loaded::Yes, &loading));
+    let (plain, with) =
+        (minimum_usage("true", Loaded::No, &loading), minimum_usage("true", Loaded::Yes, &loading));
     let loading_faults = with.faults - plain.faults;
-    let loading_calls = more_calls("true", &loading);
+    let loading_calls = call_counts("true", &loading);
     for case in CASES {
         if case.name == "java" && Command::new("javac").arg("-version").output().is_err() {
             eprintln!("skipped: programs_without_large_transfers_run_as_plain: no java");
@@ -115,7 +116,7 @@ fn programs_without_large_transfers_run_as_plain() {
         let scratch = Scratch::new("unobtrusive");
         prepare(case.prepare, &scratch);
         let name = case.name;
-        let calls = more_calls(case.command, &scratch);
+        let calls = call_counts(case.command, &scratch);
         // Each executed program loads the library.
         let execs = calls.get("execve").map_or(1, |(_, count)| *count);
         for (call, (plain, with)) in &calls {
@@ -130,8 +131,10 @@ fn programs_without_large_transfers_run_as_plain() {
                 "{name}: {with} calls of {call}, plain {plain}, with loading {allowed}"
             );
         }
-        let (plain, with) =
-            (least(case.command, Loaded::No, &scratch), least(case.command, Loaded::Yes, &scratch));
+        let (plain, with) = (
+            minimum_usage(case.command, Loaded::No, &scratch),
+            minimum_usage(case.command, Loaded::Yes, &scratch),
+        );
         eprintln!("{name}: plain {plain:?}, with the library {with:?}, {execs} programs");
         assert!(with.peak_kib <= plain.peak_kib + MAX_PEAK_KIB, "{name}: plain {plain:?}, now {with:?}");
         let allowed = plain.faults + execs as i64 * loading_faults + plain.faults / FAULTS_SHARE;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::Varnish;
 use uncopy_tests::http::{ab, curl, expect_same, wrk};
+use uncopy_tests::packaged_server::PackagedServer;
 use uncopy_tests::random::{bytes, seed};
-use uncopy_tests::served::Served;
 use uncopy_tests::{Mode, Scratch};
 
 const SIZES: [usize; 5] = [1, 40_000, 300_001, (2 << 20) + 17, (12 << 20) + 3];
@@ -33,8 +33,8 @@ fn deliveries(mode: Mode) {
         .iter()
         .map(|kind| format!("    location /{kind}/ {{ alias {}/; }}\n", root.display()))
         .collect();
-    let backend = Served::nginx(
-        mode.behind(),
+    let backend = PackagedServer::nginx(
+        mode.backend(),
         &scratch,
         "back",
         &format!(
@@ -48,7 +48,7 @@ fn deliveries(mode: Mode) {
         on_answer: ON_ANSWER,
         parameters: &PARAMETERS,
     };
-    let server = Served::start(&varnish, mode, &scratch, "varnishd");
+    let server = PackagedServer::start(&varnish, mode, &scratch, "varnishd");
     let url = |path: &str| server.url(path);
     // The first round is a miss, delivered while it is fetched; the second is a hit.
     for round in ["miss", "hit"] {
@@ -85,10 +85,10 @@ fn deliveries(mode: Mode) {
         expect_same(&stored, content, &format!("upload of {size}"));
     }
     ab(mode, &scratch, &url("/stream/300001"), 300_001, 60, 4);
-    let asked: Vec<String> = SIZES[1..4].iter().map(|size| format!("/whole/{size}")).collect();
-    let asked: Vec<_> =
-        asked.iter().zip(&files[1..]).map(|(asked, (_, file, _))| (asked.as_str(), file.as_path())).collect();
-    let answers = wrk(mode, &scratch, &url(""), &asked, 2);
+    let paths: Vec<String> = SIZES[1..4].iter().map(|size| format!("/whole/{size}")).collect();
+    let paths: Vec<_> =
+        paths.iter().zip(&files[1..]).map(|(paths, (_, file, _))| (paths.as_str(), file.as_path())).collect();
+    let answers = wrk(mode, &scratch, &url(""), &paths, 2);
     eprintln!("{answers} answers compared");
     let _ = server.stop(&[Counter::InputBytes, Counter::OutputBytes]);
     let _ = backend.stop(&[]);

@@ -43,7 +43,7 @@ impl Memcached {
     /// # Errors
     /// [`crate::Failure`] when the connection fails.
     pub fn store(&mut self, command: &str, key: &str, value: &[u8]) -> Result<String> {
-        self.0.send_by(|stream| send_store(stream, command, key, FLAGS, value, ""))?;
+        self.0.send_with(|stream| send_store(stream, command, key, FLAGS, value, ""))?;
         self.0.line()
     }
 
@@ -52,7 +52,7 @@ impl Memcached {
     /// # Errors
     /// [`crate::Failure`] when the connection fails.
     pub fn compare_and_store(&mut self, key: &str, unique: u64, value: &[u8]) -> Result<String> {
-        self.0.send_by(|stream| send_store(stream, "cas", key, FLAGS, value, &format!(" {unique}")))?;
+        self.0.send_with(|stream| send_store(stream, "cas", key, FLAGS, value, &format!(" {unique}")))?;
         self.0.line()
     }
 

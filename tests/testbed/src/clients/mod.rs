@@ -114,11 +114,11 @@ impl Stream {
     /// # Errors
     /// [`Failure`] when the server does not accept the bytes.
     pub fn send(&mut self, parts: &[&[u8]]) -> Result<()> {
-        self.send_by(|stream| write_parts(stream, parts))
+        self.send_with(|stream| write_parts(stream, parts))
     }
 
     /// Sends by `send`; errors name the server.
-    fn send_by(&mut self, send: impl FnOnce(&mut TcpStream) -> io::Result<()>) -> Result<()> {
+    fn send_with(&mut self, send: impl FnOnce(&mut TcpStream) -> io::Result<()>) -> Result<()> {
         send(&mut self.stream).doing(format_args!("sending to {}", self.name))
     }
 

@@ -65,17 +65,17 @@ impl Connection {
     /// [`Failure`] when the server does not accept within `timeout`.
     pub fn open(address: SocketAddr, timeout: Duration) -> Result<Self> {
         let stream = connect(address, timeout).doing(format_args!("connecting to {address}"))?;
-        Ok(Self::over(stream))
+        Ok(Self::from_stream(stream))
     }
 }
 
 impl<S: Read> Connection<S> {
-    const fn over(stream: S) -> Self {
+    const fn from_stream(stream: S) -> Self {
         Self { stream, received: Vec::new(), piece_bytes: usize::MAX }
     }
 
     /// The first line of the reply to the command `name`.
-    fn line(&mut self, name: &str) -> Result<Vec<u8>> {
+    fn receive_line(&mut self, name: &str) -> Result<Vec<u8>> {
         loop {
             let line = &mut self.received;
             if let Some(end) = line.windows(2).position(|pair| pair == b"\r\n") {
@@ -103,12 +103,12 @@ impl<S: Read> Connection<S> {
     }
 
     /// Receives a string of `len_bytes` into `value`, replacing its content.
-    fn bulk(&mut self, name: &str, len_bytes: usize, value: &mut Vec<u8>) -> Result<()> {
+    fn receive_bulk(&mut self, name: &str, len_bytes: usize, value: &mut Vec<u8>) -> Result<()> {
         value.resize(len_bytes + 2, 0);
-        let begun = self.received.len().min(value.len());
-        let (there, missing) = value.split_at_mut(begun);
-        there.copy_from_slice(&self.received[..begun]);
-        self.received.drain(..begun);
+        let buffered_bytes = self.received.len().min(value.len());
+        let (buffered, missing) = value.split_at_mut(buffered_bytes);
+        buffered.copy_from_slice(&self.received[..buffered_bytes]);
+        self.received.drain(..buffered_bytes);
         let what = format_args!("waiting for the reply to {name}");
         self.stream.read_exact(missing).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => Failure::new(format!("{what}: the server closed the connection")),
@@ -122,8 +122,8 @@ impl<S: Read> Connection<S> {
         Ok(())
     }
 
-    fn answer(&mut self, name: &str, depth: usize) -> Result<Answer> {
-        let line = self.line(name)?;
+    fn receive_answer(&mut self, name: &str, depth: usize) -> Result<Answer> {
+        let line = self.receive_line(name)?;
         let (kind, rest) = line.split_first().ok_or_else(|| unexpected(name, &line))?;
         let text = || String::from_utf8_lossy(rest).into_owned();
         Ok(match kind {
@@ -133,13 +133,15 @@ impl<S: Read> Connection<S> {
             _ if rest == b"-1" => Answer::Nil,
             b'$' => {
                 let mut value = Vec::new();
-                self.bulk(name, length(name, rest)?, &mut value)?;
+                self.receive_bulk(name, length(name, rest)?, &mut value)?;
                 Answer::Bulk(value)
             }
             _ if depth == MAX_DEPTH => return Err(unexpected(name, &line)),
             _ => {
                 let count = length(name, rest)?;
-                Answer::Array((0..count).map(|_| self.answer(name, depth + 1)).collect::<Result<_>>()?)
+                Answer::Array(
+                    (0..count).map(|_| self.receive_answer(name, depth + 1)).collect::<Result<_>>()?,
+                )
             }
         })
     }
@@ -149,11 +151,11 @@ impl<S: Read> Connection<S> {
     /// # Errors
     /// [`Failure`] when the connection ends, a wait takes too long, or the reply is malformed.
     pub fn receive(&mut self) -> Result<Answer> {
-        self.answer("a command", 0)
+        self.receive_answer("a command", 0)
     }
 
-    fn expect(&mut self, name: &str, status: &str) -> Result<()> {
-        match self.line(name)? {
+    fn expect_status(&mut self, name: &str, status: &str) -> Result<()> {
+        match self.receive_line(name)? {
             line if line.strip_prefix(b"+") == Some(status.as_bytes()) => Ok(()),
             other => Err(unexpected(name, &other)),
         }
@@ -161,11 +163,11 @@ impl<S: Read> Connection<S> {
 
     /// Reads the reply to a GET into `value`, replacing its content; `false` if there is no value.
     /// Nothing may follow the reply.
-    fn value(&mut self, value: &mut Vec<u8>) -> Result<bool> {
-        let line = self.line("GET")?;
+    fn receive_value(&mut self, value: &mut Vec<u8>) -> Result<bool> {
+        let line = self.receive_line("GET")?;
         match line.split_first() {
             Some((b'$', b"-1")) => return Ok(false),
-            Some((b'$', digits)) => self.bulk("GET", length("GET", digits)?, value)?,
+            Some((b'$', digits)) => self.receive_bulk("GET", length("GET", digits)?, value)?,
             _ => return Err(unexpected("GET", &line)),
         }
         if self.received.is_empty() {
@@ -200,7 +202,7 @@ fn unexpected(name: &str, line: &[u8]) -> Failure {
 }
 
 /// Returns a command as an array of bulk strings, without the bytes of the last string, of `last_bytes`.
-fn head_of(words: &[&[u8]], last_bytes: usize) -> Vec<u8> {
+fn command_prefix(words: &[&[u8]], last_bytes: usize) -> Vec<u8> {
     let mut head = format!("*{}\r\n", words.len() + 1).into_bytes();
     for word in words {
         head.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
@@ -214,7 +216,7 @@ fn head_of(words: &[&[u8]], last_bytes: usize) -> Vec<u8> {
 impl<S: Read + Write> Connection<S> {
     /// Sends a command whose last word is the concatenation of `parts`, without copying them together.
     fn send_parts(&mut self, name: &str, words: &[&[u8]], parts: &[&[u8]]) -> Result<()> {
-        let head = head_of(words, parts.iter().map(|part| part.len()).sum());
+        let head = command_prefix(words, parts.iter().map(|part| part.len()).sum());
         let all = [&head[..]].into_iter().chain(parts.iter().copied()).chain([&b"\r\n"[..]]);
         write_parts(&mut self.stream, &all.collect::<Vec<_>>()).doing(format_args!("sending {name}"))
     }
@@ -231,7 +233,7 @@ impl<S: Read + Write> Connection<S> {
     pub fn send(&mut self, commands: &[&[&[u8]]]) -> Result<()> {
         let mut bytes = Vec::new();
         for (last, words) in commands.iter().filter_map(|words| words.split_last()) {
-            bytes.append(&mut head_of(words, last.len()));
+            bytes.append(&mut command_prefix(words, last.len()));
             bytes.extend_from_slice(last);
             bytes.extend_from_slice(b"\r\n");
         }
@@ -254,7 +256,7 @@ impl<S: Read + Write> Connection<S> {
     /// [`Failure`] when the connection ends, a wait takes too long, or the answer is not `PONG`.
     pub fn ping(&mut self) -> Result<()> {
         self.send(&[&[b"PING"]])?;
-        self.expect("PING", "PONG")
+        self.expect_status("PING", "PONG")
     }
 
     /// Makes the server start to rewrite its append-only file.
@@ -263,7 +265,7 @@ impl<S: Read + Write> Connection<S> {
     /// [`Failure`] when the connection ends, a wait takes too long, or the server refuses.
     pub fn rewrite_log(&mut self) -> Result<()> {
         self.send(&[&[b"BGREWRITEAOF"]])?;
-        self.expect("BGREWRITEAOF", "Background append only file rewriting started")
+        self.expect_status("BGREWRITEAOF", "Background append only file rewriting started")
     }
 
     /// Sets a value given in parts, without copying them together.
@@ -272,7 +274,7 @@ impl<S: Read + Write> Connection<S> {
     /// [`Failure`] when the connection ends, a wait takes too long, or the answer is not `OK`.
     pub fn set_parts(&mut self, key: &[u8], parts: &[&[u8]]) -> Result<()> {
         self.send_parts("SET", &[b"SET", key], parts)?;
-        self.expect("SET", "OK")
+        self.expect_status("SET", "OK")
     }
 
     /// Reads a value into `value`, replacing its content; `false` if there is none.
@@ -281,7 +283,7 @@ impl<S: Read + Write> Connection<S> {
     /// [`Failure`] when the connection ends, a wait takes too long, or the answer is malformed or not a string.
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         self.send_parts("GET", &[b"GET"], &[key])?;
-        self.value(value)
+        self.receive_value(value)
     }
 
     /// Returns the value of a key; `None` if there is none.
@@ -317,7 +319,7 @@ mod tests {
 
     fn value_of(reply: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut value = b"older and longer".to_vec();
-        Connection::over(reply).value(&mut value).map(|found| found.then_some(value))
+        Connection::from_stream(reply).receive_value(&mut value).map(|found| found.then_some(value))
     }
 
     #[test]
@@ -328,20 +330,20 @@ mod tests {
             (b"$-1\r\n", None),
         ] {
             for cut in 0..=reply.len() {
-                let pieces = || Connection::over(reply[..cut].chain(&reply[cut..]));
+                let pieces = || Connection::from_stream(reply[..cut].chain(&reply[cut..]));
                 let mut value_in_pieces = Vec::new();
-                let found = pieces().value(&mut value_in_pieces);
+                let found = pieces().receive_value(&mut value_in_pieces);
                 assert_eq!(found.map(|found| found.then_some(&value_in_pieces[..])), Ok(value));
                 let answer = value.map_or(Answer::Nil, |value| Answer::Bulk(value.to_vec()));
                 assert_eq!(pieces().receive(), Ok(answer));
                 assert!(cut == reply.len() || value_of(&reply[..cut]).is_err(), "{cut} bytes are not all");
             }
         }
-        assert_eq!(Connection::over(&b"+PONG\r\n"[..]).expect("PING", "PONG"), Ok(()));
+        assert_eq!(Connection::from_stream(&b"+PONG\r\n"[..]).expect_status("PING", "PONG"), Ok(()));
     }
 
     #[test]
-    fn hostile_replies_are_refused() {
+    fn hostile_replies_are_rejected() {
         let deep = b"*1\r\n".repeat(100_000);
         let endless = [b"+".to_vec(), vec![b'x'; LINE_LIMIT_BYTES + 1]].concat();
         for bytes in [
@@ -359,13 +361,14 @@ mod tests {
             &endless,
         ] {
             let shown = bytes[..bytes.len().min(40)].escape_ascii();
-            assert!(value_of(bytes).is_err() && Connection::over(bytes).receive().is_err(), "{shown}");
+            assert!(value_of(bytes).is_err() && Connection::from_stream(bytes).receive().is_err(), "{shown}");
         }
     }
 
     #[test]
-    fn replies_that_come_together_are_taken_one_by_one() {
-        let mut replies = Connection::over(&b"+OK\r\n*2\r\n$3\r\nabc\r\n$-1\r\n:-7\r\n-ERR no\r\n"[..]);
+    fn pipelined_replies_are_read_one_by_one() {
+        let mut replies =
+            Connection::from_stream(&b"+OK\r\n*2\r\n$3\r\nabc\r\n$-1\r\n:-7\r\n-ERR no\r\n"[..]);
         let array = Answer::Array(vec![Answer::Bulk(b"abc".to_vec()), Answer::Nil]);
         let expected =
             [Answer::Status("OK".into()), array, Answer::Integer(-7), Answer::Error("ERR no".into())];
@@ -390,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_err_misbehave_or_go_away_give_messages() {
+    fn server_failures_produce_messages() {
         for (answer, part) in [
             (&b"-ERR told you\r\n"[..], "told you"),
             (b"garbage", "begins with none"),
@@ -423,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_parts_is_one_command() {
+    fn set_parts_sends_one_command() {
         let request = b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$6\r\nab\r\nef\r\n";
         let (mut connection, thread) = answering(request, b"+OK\r\n");
         connection.set_parts(b"key", &[b"ab", b"", b"\r\nef"]).expect("OK");
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_whole() {
+    fn get_reads_whole_values() {
         let (mut connection, thread) = answering(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$3\r\nabc\r\n");
         let mut value = Vec::new();
         assert_eq!((connection.get_into(b"k", &mut value), &value[..]), (Ok(true), &b"abc"[..]));

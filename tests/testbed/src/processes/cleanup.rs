@@ -21,7 +21,7 @@ use crate::processes::wait;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Time limit for descendants to end after the registered processes.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const DESCENDANT_GRACE: Duration = Duration::from_millis(200);
 
 /// Processes and directories to clean up when this program ends.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Registry {
                 let _ = kill_process(*pid, Signal::KILL);
             }
         }
-        Held::below(getpid()).end(LAST_WORDS);
+        Held::below(getpid()).end(DESCENDANT_GRACE);
         descendants::end_all(GRACE);
         for directory in &self.directories {
             let _ = std::fs::remove_dir_all(directory);
@@ -179,7 +179,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn a_temporary_directory_is_private_and_goes_with_its_contents() {
+    fn temporary_directory_is_private_and_removed_with_contents() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let path = directory.path().to_path_buf();
         assert_eq!(std::fs::metadata(&path).expect("it exists").mode() & 0o777, 0o700);

@@ -16,7 +16,7 @@ use crate::processes::cpu_time::process_cpu_ns;
 use crate::processes::wait;
 
 /// Time limit for the end of a killed process.
-const KILLED: Duration = Duration::from_secs(2);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One line of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,18 +106,18 @@ impl Held {
     /// Kills all processes that have not ended within `timeout`, and waits for their end; returns
     /// how many were killed.
     pub fn end(&self, timeout: Duration) -> usize {
-        let lives = |process: &OwnedFd, deadline: Instant| {
+        let is_alive_at = |process: &OwnedFd, deadline: Instant| {
             let left = deadline.saturating_duration_since(Instant::now());
             !wait::until_readable(process, Some(left)).unwrap_or(true)
         };
         let deadline = Instant::now() + timeout;
-        let left: Vec<&OwnedFd> = self.0.iter().filter(|process| lives(process, deadline)).collect();
+        let left: Vec<&OwnedFd> = self.0.iter().filter(|process| is_alive_at(process, deadline)).collect();
         for process in &left {
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
-        let deadline = Instant::now() + KILLED;
+        let deadline = Instant::now() + KILL_TIMEOUT;
         left.iter().for_each(|process| {
-            lives(process, deadline);
+            is_alive_at(process, deadline);
         });
         for process in &self.0 {
             // An orphan may be this program's child by now, and must be reaped.
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn grandchildren_are_found_and_ended_after_their_parents() {
+    fn grandchildren_are_ended_after_their_parents() {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "sh -c 'sleep 600 & wait' & wait"]);
         let mut process = Process::start(command, "sh").expect("it starts");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_process_leaves_nothing_that_came_of_it() {
+    fn dropped_process_leaves_no_descendants() {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "sleep 600 & wait"]);
         let process = Process::start(command, "sh").expect("it starts");

@@ -37,8 +37,8 @@ pub struct Process {
     pidfd: OwnedFd,
     status: Option<ExitStatus>,
     /// Time limit for a wrapper's own end after that of its first child, which is the actual program.
-    wraps: Option<Duration>,
-    tells_signal: bool,
+    wrapper_grace: Option<Duration>,
+    exits_with_signal_status: bool,
     /// Whether the process leads a process group, which is killed once the process has ended.
     leads_group: bool,
 }
@@ -73,8 +73,8 @@ impl Process {
                     pid,
                     pidfd,
                     status: None,
-                    wraps: None,
-                    tells_signal: false,
+                    wrapper_grace: None,
+                    exits_with_signal_status: false,
                     leads_group: false,
                 })
             }
@@ -149,12 +149,12 @@ impl Process {
     /// Declares that this process runs the actual program as its first child. Requests to end then
     /// go to the child, and the process itself must end at most `timeout` later.
     pub fn wraps_its_child(&mut self, timeout: Duration) {
-        self.wraps = Some(timeout);
+        self.wrapper_grace = Some(timeout);
     }
 
     /// Declares that the program exits with 128 plus the number of the signal that ended it.
     pub fn tells_its_signal(&mut self) {
-        self.tells_signal = true;
+        self.exits_with_signal_status = true;
     }
 
     /// Asks the process to end, and kills it if it does not.
@@ -172,17 +172,19 @@ impl Process {
     /// As [`Process::stop`].
     pub fn stop_by(&mut self, signal: Signal) -> Result<()> {
         if self.status.is_none() {
-            let child = self.wraps.and_then(|_| Held::child(self.pid));
+            let child = self.wrapper_grace.and_then(|_| Held::child(self.pid));
             match child {
                 Some(child) => drop(pidfd_send_signal(child, signal)),
                 None => self.signal(signal),
             }
         }
-        let timeout = self.wraps.unwrap_or(TIMEOUT);
+        let timeout = self.wrapper_grace.unwrap_or(TIMEOUT);
         match self.wait(timeout)? {
             Some(status) if status.success() => Ok(()),
-            Some(status) if self.tells_signal && status.code() == Some(128 + signal.as_raw()) => Ok(()),
-            Some(status) => Err(Failure::new(format!("{} ended with {}", self.title, ending(status)))),
+            Some(status) if self.exits_with_signal_status && status.code() == Some(128 + signal.as_raw()) => {
+                Ok(())
+            }
+            Some(status) => Err(Failure::new(format!("{} ended with {}", self.title, describe_exit(status)))),
             None => {
                 self.kill();
                 let seconds = timeout.as_secs();
@@ -230,7 +232,7 @@ impl Process {
     pub fn explain(&mut self, failure: &Failure) -> Failure {
         match self.wait(Duration::from_millis(200)) {
             Ok(Some(status)) => {
-                Failure::new(format!("{failure} ({} ended with {})", self.title, ending(status)))
+                Failure::new(format!("{failure} ({} ended with {})", self.title, describe_exit(status)))
             }
             _ => failure.clone(),
         }
@@ -270,7 +272,7 @@ fn bytes_in_status(text: &str, field: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn ending(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -281,7 +283,7 @@ fn ending(status: ExitStatus) -> String {
 /// Makes the kernel kill `command` when the thread that starts it ends (PR_SET_PDEATHSIG).
 pub fn end_with_parent(command: &mut Command) {
     let parent = std::process::id();
-    let ask = move || {
+    let set_death_signal = move || {
         // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and is async-signal-safe.
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
             return Err(io::Error::last_os_error());
@@ -292,7 +294,7 @@ pub fn end_with_parent(command: &mut Command) {
         if alive { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     };
     // SAFETY: between fork and exec the closure makes two async-signal-safe calls and allocates nothing.
-    unsafe { command.pre_exec(ask) };
+    unsafe { command.pre_exec(set_death_signal) };
 }
 
 /// A server in a temporary directory of its own, which also holds the server's stderr.
@@ -346,12 +348,13 @@ impl Server {
         let deadline = Instant::now() + TIMEOUT;
         let mut line = Vec::new();
         let title = self.process.title.clone();
-        let late = || Failure::new(format!("{title} was not ready within {} s", TIMEOUT.as_secs()));
-        let stdout = self.stdout.as_mut().ok_or_else(late)?;
+        let timeout_failure =
+            || Failure::new(format!("{title} was not ready within {} s", TIMEOUT.as_secs()));
+        let stdout = self.stdout.as_mut().ok_or_else(timeout_failure)?;
         while line.len() < 256 {
             let left = deadline.saturating_duration_since(Instant::now());
             if !wait::until_readable(stdout.as_fd(), Some(left)).doing("waiting for a line")? {
-                return Err(late());
+                return Err(timeout_failure());
             }
             let mut byte = [0];
             if stdout.read(&mut byte).doing("reading a line")? == 0 {
@@ -374,8 +377,8 @@ impl Server {
         let deadline = Instant::now() + TIMEOUT;
         while !is_ready(self) {
             if self.process.wait(READY_TICK)?.is_some() {
-                let (title, said) = (&self.process.title, self.last_words());
-                let failure = Failure::new(format!("{title} did not {begin}; stderr: {said}"));
+                let (title, last_line) = (&self.process.title, self.last_words());
+                let failure = Failure::new(format!("{title} did not {begin}; stderr: {last_line}"));
                 return Err(self.process.explain(&failure));
             }
             if Instant::now() > deadline {
@@ -388,7 +391,7 @@ impl Server {
 
     /// Returns the unread rest of stdout, once the process has ended.
     pub fn rest_of_stdout(&mut self) -> String {
-        self.stdout.take().map(|pipe| rest(pipe.into())).unwrap_or_default()
+        self.stdout.take().map(|pipe| drain_pipe(pipe.into())).unwrap_or_default()
     }
 
     /// Returns the beginning of stderr, at most 4 KiB.
@@ -432,7 +435,7 @@ impl Output {
             return Ok(self);
         }
         let stderr = self.stderr.lines().next().unwrap_or("(nothing)").to_owned();
-        Err(Failure::new(format!("{title} ended with {}; stderr: {stderr}", ending(self.status))))
+        Err(Failure::new(format!("{title} ended with {}; stderr: {stderr}", describe_exit(self.status))))
     }
 }
 
@@ -449,14 +452,14 @@ pub fn run(mut command: Command, title: &str, timeout: Duration) -> Result<Outpu
         return Err(Failure::new(format!("{title} did not end within {} s", timeout.as_secs())));
     };
     let elapsed = begin.elapsed();
-    let stdout = process.child.stdout.take().map(|pipe| rest(pipe.into())).unwrap_or_default();
-    let stderr = process.child.stderr.take().map(|pipe| rest(pipe.into())).unwrap_or_default();
+    let stdout = process.child.stdout.take().map(|pipe| drain_pipe(pipe.into())).unwrap_or_default();
+    let stderr = process.child.stderr.take().map(|pipe| drain_pipe(pipe.into())).unwrap_or_default();
     Ok(Output { status, stdout, stderr, elapsed })
 }
 
 /// Reads the rest of a pipe whose writer has ended, without waiting for the end of the pipe: a
 /// descendant of the writer may still hold it open.
-fn rest(pipe: OwnedFd) -> String {
+fn drain_pipe(pipe: OwnedFd) -> String {
     let mut bytes = Vec::new();
     if rustix::io::ioctl_fionbio(&pipe, true).is_ok() {
         let _ = File::from(pipe).take(OUTPUT_LIMIT_BYTES as u64).read_to_end(&mut bytes);
@@ -483,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_end_is_killed_after_its_time() {
+    fn process_that_exceeds_its_time_is_killed() {
         let failure = run(shell("exec sleep 600"), "sleep", Duration::from_millis(50));
         assert!(failure.expect_err("too slow").to_string().contains("did not end within"));
     }
@@ -502,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_early_is_explained_with_its_stderr() {
+    fn early_exit_of_a_server_is_reported_with_its_stderr() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let script = shell("echo 'no port for you' >&2; exit 4");
         let mut server = Server::start(script, "server", directory).expect("it starts");
@@ -511,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_server_is_gone_with_its_directory() {
+    fn dropping_a_server_removes_process_and_directory() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let path = directory.path().to_path_buf();
         let mut server =
@@ -525,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_asked_before_it_is_killed() {
+    fn stop_sends_sigterm_before_sigkill() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done";
         let mut server = Server::start(shell(script), "server", directory).expect("it starts");

@@ -10,12 +10,12 @@ use std::time::Duration;
 use crate::processes::wait;
 
 /// The pipe's write end; -1 before [`Requests::install`].
-static PIPE: AtomicI32 = AtomicI32::new(-1);
+static PIPE_WRITE_END: AtomicI32 = AtomicI32::new(-1);
 
 /// Signals that ask a program to terminate.
-pub const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+pub const TERMINATION_SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-extern "C" fn note(signal: libc::c_int) {
+extern "C" fn on_signal(signal: libc::c_int) {
     // SAFETY: the address of this thread's errno is valid for the thread's whole life.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: the address is this thread's errno, which only this thread reads and writes.
@@ -23,7 +23,7 @@ extern "C" fn note(signal: libc::c_int) {
     let byte = u8::try_from(signal).unwrap_or(0);
     // SAFETY: write is async-signal-safe; the byte lives on this stack; the pipe does not block,
     // and where it is full a request is waiting already.
-    unsafe { libc::write(PIPE.load(Ordering::Relaxed), (&raw const byte).cast(), 1) };
+    unsafe { libc::write(PIPE_WRITE_END.load(Ordering::Relaxed), (&raw const byte).cast(), 1) };
     // SAFETY: the address is this thread's errno, which only this thread reads and writes.
     unsafe { *errno = kept };
 }
@@ -35,7 +35,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Installs the handler for [`ENDING`], leaving a SIGHUP alone that is ignored (`nohup`).
+    /// Installs the handler for [`TERMINATION_SIGNALS`], leaving a SIGHUP alone that is ignored (`nohup`).
     ///
     /// # Errors
     /// When no pipe can be made.
@@ -48,14 +48,14 @@ impl Requests {
         // SAFETY: pipe2 succeeded, so this is an open descriptor that nothing else owns.
         let read_end = unsafe { OwnedFd::from_raw_fd(ends[0]) };
         // The write end stays open until the process ends: the handler may run at any time.
-        PIPE.store(ends[1], Ordering::Relaxed);
-        for signal in ENDING {
+        PIPE_WRITE_END.store(ends[1], Ordering::Relaxed);
+        for signal in TERMINATION_SIGNALS {
             if signal == libc::SIGHUP && is_ignored(signal) {
                 continue;
             }
             // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-            action.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
+            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
             action.sa_flags = libc::SA_RESTART;
             // SAFETY: the action is initialised and its handler is async-signal-safe.
             if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } != 0 {
@@ -84,6 +84,6 @@ fn is_ignored(signal: i32) -> bool {
     // SAFETY: all-zero is a valid sigaction to be overwritten.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: a null action only asks; the old one is written to `action`.
-    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-    asked == 0 && action.sa_sigaction == libc::SIG_IGN
+    let result = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
+    result == 0 && action.sa_sigaction == libc::SIG_IGN
 }

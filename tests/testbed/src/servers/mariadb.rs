@@ -19,20 +19,20 @@ impl Mariadb<'_> {
     /// Returns the arguments of [`Mariadb::INSTALL`] for a database in `directory`.
     #[must_use]
     pub fn install_arguments(directory: &Path) -> Vec<OsString> {
-        let words =
+        let arguments =
             ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", "--user=root"];
         let paths = [option("--datadir=", &directory.join("data")), option("--tmpdir=", directory)];
-        words.into_iter().chain([LOG]).map(OsString::from).chain(paths).collect()
+        arguments.into_iter().chain([LOG]).map(OsString::from).chain(paths).collect()
     }
 }
 
 impl Service for Mariadb<'_> {
     const PROGRAM: Package = Package::new("mariadbd", "mariadb-server-core", &["--version"]);
-    const DEATHS: &'static [&'static str] = &["[ERROR]", "got signal"];
+    const CRASH_MESSAGES: &'static [&'static str] = &["[ERROR]", "got signal"];
 
     fn arguments(&self, address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
-        let words = ["--no-defaults", "--user=root", "--max-allowed-packet=128M", LOG];
-        let words = words.iter().chain(&["--innodb-flush-log-at-trx-commit=0"]).chain(self.options);
+        let arguments = ["--no-defaults", "--user=root", "--max-allowed-packet=128M", LOG];
+        let arguments = arguments.iter().chain(&["--innodb-flush-log-at-trx-commit=0"]).chain(self.options);
         let own = [
             format!("--bind-address={}", address.ip()).into(),
             format!("--port={}", address.port()).into(),
@@ -41,6 +41,6 @@ impl Service for Mariadb<'_> {
             option("--socket=", &directory.join("s")),
             option("--pid-file=", &directory.join("pid")),
         ];
-        Ok(words.map(OsString::from).chain(own).collect())
+        Ok(arguments.map(OsString::from).chain(own).collect())
     }
 }

@@ -23,7 +23,7 @@ impl Service for Memcached {
         let (threads, memory) = (self.threads.to_string(), self.memory_mib.to_string());
         let (value, udp) = (format!("{}m", self.value_mib), if self.by_udp { &port } else { "0" });
         // memcached refuses to run as root without -u, and ignores the option for other users.
-        let words = ["-l", &ip, "-p", &port, "-U", udp, "-t", &threads, "-m", &memory, "-I", &value];
-        Ok(words.into_iter().chain(["-u", "root"]).map(OsString::from).collect())
+        let arguments = ["-l", &ip, "-p", &port, "-U", udp, "-t", &threads, "-m", &memory, "-I", &value];
+        Ok(arguments.into_iter().chain(["-u", "root"]).map(OsString::from).collect())
     }
 }

@@ -47,7 +47,7 @@ pub trait Service {
     /// Time after the server began to listen during which no client may connect.
     const ALONE: Duration = Duration::ZERO;
     /// Messages on stderr that report the death of a part of the server.
-    const DEATHS: &'static [&'static str] = &[];
+    const CRASH_MESSAGES: &'static [&'static str] = &[];
 
     /// Writes the configuration, for `address` and with all files in `directory`; returns the arguments.
     ///
@@ -70,7 +70,7 @@ fn write(directory: &Path, name: &str, configuration: &str) -> Result<PathBuf> {
 
 /// Returns `name` with a path appended.
 fn option(name: &str, path: &Path) -> OsString {
-    let mut word = OsString::from(name);
-    word.push(path);
-    word
+    let mut argument = OsString::from(name);
+    argument.push(path);
+    argument
 }

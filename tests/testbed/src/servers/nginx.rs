@@ -35,7 +35,7 @@ impl Nginx<'_> {
 impl Service for Nginx<'_> {
     const PROGRAM: Package = Package::new("nginx", "nginx", &["-v"]);
     const STOP: Signal = Signal::QUIT;
-    const DEATHS: &'static [&'static str] = &["exited on signal", "[alert]"];
+    const CRASH_MESSAGES: &'static [&'static str] = &["exited on signal", "[alert]"];
 
     fn arguments(&self, address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
         let file = |name: &str| Self::quoted(&directory.join(name));

@@ -35,30 +35,30 @@ impl Postgresql {
     /// Returns the arguments of [`Postgresql::INSTALL`] for a database in `directory`.
     #[must_use]
     pub fn install_arguments(directory: &Path) -> Vec<OsString> {
-        let words = ["--no-sync", "--encoding=UTF8", "--locale=C", "--auth=trust", "--no-instructions"];
+        let arguments = ["--no-sync", "--encoding=UTF8", "--locale=C", "--auth=trust", "--no-instructions"];
         let own = [format!("--username={}", Self::USER).into(), "-D".into(), directory.join("data").into()];
-        words.into_iter().map(OsString::from).chain(own).collect()
+        arguments.into_iter().map(OsString::from).chain(own).collect()
     }
 }
 
 impl Service for Postgresql {
     const PROGRAM: Package = package("postgres", &["--version"]);
     const STOP: Signal = Signal::INT;
-    const DEATHS: &'static [&'static str] = &["PANIC", "terminated by signal"];
+    const CRASH_MESSAGES: &'static [&'static str] = &["PANIC", "terminated by signal"];
 
     fn arguments(&self, address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
-        let mut words: Vec<OsString> = vec!["-D".into(), directory.join("data").into()];
+        let mut arguments: Vec<OsString> = vec!["-D".into(), directory.join("data").into()];
         // Without `by_unix` there is no socket file, because its path might be too long.
         let sockets = if self.by_unix { directory.as_os_str().to_owned() } else { OsString::new() };
-        words.extend(["-k".into(), sockets, "-h".into(), ip.into(), "-p".into(), port.into()]);
+        arguments.extend(["-k".into(), sockets, "-h".into(), ip.into(), "-p".into(), port.into()]);
         // Shared memory is kept in the server's directory, not in /dev/shm, so that an interrupt
         // leaves nothing behind.
         let memory = "dynamic_shared_memory_type=mmap";
         let buffers = format!("shared_buffers={}MB", self.shared_mib);
         for setting in ["fsync=off", &buffers, "max_wal_size=256MB", "autovacuum=off", memory] {
-            words.extend(["-c".into(), setting.into()]);
+            arguments.extend(["-c".into(), setting.into()]);
         }
-        Ok(words)
+        Ok(arguments)
     }
 }

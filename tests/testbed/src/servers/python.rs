@@ -20,7 +20,7 @@ impl Service for HttpServer {
 
     fn arguments(&self, address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
-        let words = ["-c", SCRIPT, "--bind", &ip, "--directory"].map(OsString::from);
-        Ok(words.into_iter().chain([directory.into(), port.into()]).collect())
+        let arguments = ["-c", SCRIPT, "--bind", &ip, "--directory"].map(OsString::from);
+        Ok(arguments.into_iter().chain([directory.into(), port.into()]).collect())
     }
 }

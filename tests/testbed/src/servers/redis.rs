@@ -18,9 +18,9 @@ impl Service for Redis<'_> {
         // In protected mode Redis answers loopback clients only. A namespace of the test's own has
         // no foreign clients.
         let protected = if address.ip().is_loopback() { "yes" } else { "no" };
-        let words = ["--port", &port, "--bind", &ip, "--protected-mode", protected, "--daemonize", "no"];
-        let words = words.iter().chain(&["--save", "", "--appendfsync", "no"]).chain(self.options);
-        Ok(words.map(Into::into).chain(["--dir".into(), directory.into()]).collect())
+        let arguments = ["--port", &port, "--bind", &ip, "--protected-mode", protected, "--daemonize", "no"];
+        let arguments = arguments.iter().chain(&["--save", "", "--appendfsync", "no"]).chain(self.options);
+        Ok(arguments.map(Into::into).chain(["--dir".into(), directory.into()]).collect())
     }
 
     fn is_ready(&self, address: SocketAddr) -> bool {

@@ -17,7 +17,7 @@ pub struct Varnish<'a> {
 
 impl Service for Varnish<'_> {
     const PROGRAM: Package = Package::new("varnishd", "varnish", &["-V"]);
-    const DEATHS: &'static [&'static str] = &["died", "Panic"];
+    const CRASH_MESSAGES: &'static [&'static str] = &["died", "Panic"];
 
     fn arguments(&self, address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
         let Self { backend, on_request, on_answer, parameters } = self;
@@ -28,11 +28,11 @@ impl Service for Varnish<'_> {
             backend.port()
         );
         let file = write(directory, "default.vcl", &configuration)?;
-        let words = ["-F", "-j", "none", "-T", "none", "-s", "malloc,256m", "-t", "3600", "-a"];
-        let mut words = words.map(OsString::from).to_vec();
-        words.extend([address.to_string().into(), "-f".into(), file.into()]);
-        words.extend(["-n".into(), directory.join("varnish").into()]);
-        words.extend(parameters.iter().flat_map(|parameter| ["-p", parameter]).map(OsString::from));
-        Ok(words)
+        let arguments = ["-F", "-j", "none", "-T", "none", "-s", "malloc,256m", "-t", "3600", "-a"];
+        let mut arguments = arguments.map(OsString::from).to_vec();
+        arguments.extend([address.to_string().into(), "-f".into(), file.into()]);
+        arguments.extend(["-n".into(), directory.join("varnish").into()]);
+        arguments.extend(parameters.iter().flat_map(|parameter| ["-p", parameter]).map(OsString::from));
+        Ok(arguments)
     }
 }

@@ -18,7 +18,7 @@ use stdio::stream;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain::{self, PlainBytes, errno};
+use uncopy_tests::oracle::{self, OracleBytes, errno};
 
 const MIB: usize = 1 << 20;
 
@@ -29,9 +29,9 @@ unsafe extern "C" {
     fn wmemcpy(to: *mut c_void, from: *const c_void, count: usize) -> *mut c_void;
     fn wmemmove(to: *mut c_void, from: *const c_void, count: usize) -> *mut c_void;
     fn wmempcpy(to: *mut c_void, from: *const c_void, count: usize) -> *mut c_void;
-    fn __wmemcpy_chk(to: *mut c_void, from: *const c_void, count: usize, room: usize) -> *mut c_void;
-    fn __wmemmove_chk(to: *mut c_void, from: *const c_void, count: usize, room: usize) -> *mut c_void;
-    fn __memcpy_chk(to: *mut c_void, from: *const c_void, len: usize, room: usize) -> *mut c_void;
+    fn __wmemcpy_chk(to: *mut c_void, from: *const c_void, count: usize, object_len: usize) -> *mut c_void;
+    fn __wmemmove_chk(to: *mut c_void, from: *const c_void, count: usize, object_len: usize) -> *mut c_void;
+    fn __memcpy_chk(to: *mut c_void, from: *const c_void, len: usize, object_len: usize) -> *mut c_void;
     fn memccpy(to: *mut c_void, from: *const c_void, stop: c_int, len: usize) -> *mut c_void;
     fn swab(from: *const c_void, to: *mut c_void, len: isize);
     fn setvbuf(stream: *mut libc::FILE, buffer: *mut c_void, mode: c_int, len: usize) -> c_int;
@@ -44,8 +44,8 @@ fn wide_and_other_copies(seed: u64) {
     let wide: [WideCopy; 3] = [wmemcpy, wmemmove, wmempcpy];
     let checked: [WideCopyChecked; 2] = [__wmemcpy_chk, __wmemmove_chk];
     for round in 0..7 {
-        let source = feeder.copied(MIB);
-        let mut target = feeder.copied(MIB);
+        let source = feeder.copied_buffer(MIB);
+        let mut target = feeder.copied_buffer(MIB);
         let count = 200_000;
         let (to, from): (*mut c_void, *const c_void) = (target.at(400).cast(), source.at(84).cast());
         // SAFETY: both ranges are inside their buffers.
@@ -69,12 +69,12 @@ fn wide_and_other_copies(seed: u64) {
                     swab(from, to, 800_000);
                     let mut swapped = source.mirror(84, 800_000).to_vec();
                     swapped.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
-                    target.received(400, &swapped);
+                    target.note_received(400, &swapped);
                 }
             }
         }
         if round < 6 {
-            target.received(400, source.mirror(84, 4 * count));
+            target.note_received(400, source.mirror(84, 4 * count));
         }
         target.check_all("copied by another function");
         source.check_all("its source");
@@ -85,7 +85,7 @@ fn wide_and_other_copies(seed: u64) {
 /// A checked copy out of a view to a smaller buffer ends the program.
 fn checked_copy_without_room(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let (source, target) = (feeder.copied(MIB), feeder.copied(MIB));
+    let (source, target) = (feeder.copied_buffer(MIB), feeder.copied_buffer(MIB));
     println!("before");
     // SAFETY: __memcpy_chk sees that the target is too small and aborts before copying.
     unsafe {
@@ -99,9 +99,9 @@ fn stdio_streams(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let path = c"stdio.data";
     for round in 0..4 {
-        let source = feeder.copied(MIB);
-        let mut target = feeder.copied(MIB);
-        let own_buffer = feeder.copied(MIB / 2);
+        let source = feeder.copied_buffer(MIB);
+        let mut target = feeder.copied_buffer(MIB);
+        let own_buffer = feeder.copied_buffer(MIB / 2);
         // SAFETY: the stream's buffer outlives the stream; ranges are inside the buffers.
         unsafe {
             let output = stream(path, c"w");
@@ -117,7 +117,7 @@ fn stdio_streams(seed: u64) {
             assert_eq!(libc::fclose(output), 0);
             let input = stream(path, c"r");
             if round > 1 {
-                let again = feeder.copied(MIB / 2);
+                let again = feeder.copied_buffer(MIB / 2);
                 // The buffer is leaked, because the stream uses it until the program ends.
                 assert_eq!(setvbuf(input, again.at(0).cast(), libc::_IOFBF, MIB / 2), 0);
                 std::mem::forget(again);
@@ -132,12 +132,12 @@ fn stdio_streams(seed: u64) {
             assert_eq!(libc::fwrite(source.at(3).cast(), 1, 700_000, memory), 700_000);
             libc::fclose(memory);
             assert_eq!(len, 700_000);
-            let same = plain::first_difference(start.cast(), source.mirror_at(3), len);
+            let same = oracle::first_difference(start.cast(), source.mirror_at(3), len);
             assert_eq!(same, None, "a stream in memory");
             libc::free(start);
         }
-        target.received(7, source.mirror(0, 900_010));
-        target.received(901_000, source.mirror(12_345, 100_000));
+        target.note_received(7, source.mirror(0, 900_010));
+        target.note_received(901_000, source.mirror(12_345, 100_000));
         target.check_all("read by fread");
         source.check_all("written by fwrite");
     }
@@ -171,14 +171,14 @@ fn cxx_operators(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for (round, len) in [100, 40_000, 65_536, 300_001, MIB, 3 * MIB].into_iter().cycle().take(30).enumerate()
     {
-        let source = feeder.copied(len.max(5000));
+        let source = feeder.copied_buffer(len.max(5000));
         // SAFETY: each block is deleted once, by the operator that belongs to the one that made it.
         unsafe {
             let block = if round % 3 == 0 { new_aligned(len, 8192) } else { new[round % 2](len) };
             assert!(!block.is_null() && (round % 3 != 0 || block.addr() % 8192 == 0), "operator new");
             CopyCall::Memcpy.copy(block.cast(), source.at(0), len);
             if round % 2 == 0 {
-                let wrong = plain::first_difference(block.cast(), source.mirror_at(0), len);
+                let wrong = oracle::first_difference(block.cast(), source.mirror_at(0), len);
                 assert_eq!(wrong, None, "a block of operator new");
             }
             match round % 3 {
@@ -194,7 +194,7 @@ fn cxx_operators(seed: u64) {
 
 static SOURCE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static MIRROR: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-static RIGHT: AtomicUsize = AtomicUsize::new(0);
+static CORRECT_COPIES: AtomicUsize = AtomicUsize::new(0);
 
 /// Copies, touches and frees when a thread has nearly ended.
 extern "C" fn at_the_end_of_a_thread(block: *mut c_void) {
@@ -202,9 +202,9 @@ extern "C" fn at_the_end_of_a_thread(block: *mut c_void) {
     unsafe {
         let source = SOURCE.load(Ordering::Relaxed);
         CopyCall::Memmove.copy(block.cast(), source.add(4096), MIB / 2);
-        let wrong = plain::first_difference(block.cast(), MIRROR.load(Ordering::Relaxed).add(4096), MIB / 2);
+        let wrong = oracle::first_difference(block.cast(), MIRROR.load(Ordering::Relaxed).add(4096), MIB / 2);
         if wrong.is_none() {
-            RIGHT.fetch_add(1, Ordering::Relaxed);
+            CORRECT_COPIES.fetch_add(1, Ordering::Relaxed);
         }
         libc::free(block);
         libc::free(black_box(libc::malloc(MIB)));
@@ -214,7 +214,7 @@ extern "C" fn at_the_end_of_a_thread(block: *mut c_void) {
 /// Destructors of thread-specific data that copy and free buffers, in short-lived threads.
 fn thread_specific_destructors(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let source = feeder.copied(MIB);
+    let source = feeder.copied_buffer(MIB);
     SOURCE.store(source.at(0), Ordering::Relaxed);
     MIRROR.store(source.mirror_at(0), Ordering::Relaxed);
     let mut key = 0;
@@ -229,12 +229,12 @@ fn thread_specific_destructors(seed: u64) {
                 })
             })
             .collect();
-        feeder.copied(300_000).check_all("meanwhile");
+        feeder.copied_buffer(300_000).check_all("meanwhile");
         for thread in threads {
             assert_eq!(thread.join().expect("thread"), 0);
         }
     }
-    println!("{} destructors", RIGHT.load(Ordering::Relaxed));
+    println!("{} destructors", CORRECT_COPIES.load(Ordering::Relaxed));
     source.check_all("what they copied from");
 }
 
@@ -248,9 +248,9 @@ fn between_descriptors(seed: u64) {
     };
     let (file, other) = (open("from.data"), open("to.data"));
     let (reader, writer) = std::io::pipe().expect("pipe");
-    let wire = PlainBytes::new(MIB);
+    let wire = OracleBytes::new(MIB);
     for round in 0..4 {
-        let source = feeder.copied(MIB);
+        let source = feeder.copied_buffer(MIB);
         let mut part = [source.part(0, MIB)];
         // SAFETY: parts and offsets are inside the buffers; descriptors are this program's.
         unsafe {
@@ -267,14 +267,14 @@ fn between_descriptors(seed: u64) {
             assert_eq!(copied, 900_000, "copy_file_range: errno {}", errno());
             let mut target = Buffer::new(Origin::Malloc, MIB);
             assert_eq!(libc::pread(other.as_raw_fd(), target.at(11).cast(), 900_000, 0), 900_000);
-            target.received(11, source.mirror(5000, 900_000));
+            target.note_received(11, source.mirror(5000, 900_000));
             target.check_all("moved by copy_file_range");
             let mut offset = 4096i64;
             let sent = libc::sendfile(feeder.near(), file.as_raw_fd(), &raw mut offset, 60_000);
             let sent = usize::try_from(sent).expect("sendfile");
             let mut got = 0;
             while got < sent {
-                got += plain::raw_read(feeder.far(), wire.at(got), sent - got).expect("read");
+                got += oracle::raw_read(feeder.far(), wire.at(got), sent - got).expect("read");
             }
             assert!(wire.slice(0, sent) == source.mirror(4096, sent), "sent by sendfile");
             part[0].iov_len = 60_000;
@@ -287,7 +287,7 @@ fn between_descriptors(seed: u64) {
                 let mut into = [target.part(100 * round, MIB - 100 * round)];
                 let got = InputCall::Recv.input(feeder.near(), &mut into, 0).expect("received");
                 assert_eq!(got, moved);
-                target.received(100 * round, source.mirror(0, got));
+                target.note_received(100 * round, source.mirror(0, got));
                 target.check_all("received after splice");
                 assert_eq!(moved, 60_000, "splice moves what the pipe holds");
             }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::Buffer;
-use uncopy_tests::plain::errno;
+use uncopy_tests::oracle::errno;
 use uncopy_tests::random::Random;
 
 unsafe extern "C" {
@@ -17,8 +17,13 @@ unsafe extern "C" {
     fn _IO_fwrite(from: *const c_void, size: usize, count: usize, stream: *mut libc::FILE) -> usize;
     fn fread_unlocked(to: *mut c_void, size: usize, count: usize, stream: *mut libc::FILE) -> usize;
     fn fwrite_unlocked(from: *const c_void, size: usize, count: usize, stream: *mut libc::FILE) -> usize;
-    fn __fread_chk(to: *mut c_void, room: usize, size: usize, count: usize, stream: *mut libc::FILE)
-    -> usize;
+    fn __fread_chk(
+        to: *mut c_void,
+        object_len: usize,
+        size: usize,
+        count: usize,
+        stream: *mut libc::FILE,
+    ) -> usize;
     fn setvbuf(stream: *mut libc::FILE, buffer: *mut c_void, mode: c_int, len: usize) -> c_int;
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
     fn flockfile(stream: *mut libc::FILE);
@@ -38,13 +43,13 @@ pub fn stream(path: &CStr, mode: &CStr) -> *mut libc::FILE {
 }
 
 /// Two streams of files with the same bytes: one for the hooks, one for glibc.
-struct Twins {
+struct StreamPair {
     files: [*mut libc::FILE; 2],
     /// Calls made on the streams so far.
     history: RefCell<Vec<String>>,
 }
 
-impl Twins {
+impl StreamPair {
     fn open(mode: &CStr, content: &[u8]) -> Self {
         let files = [c"hooked.data", c"plain.data"].map(|path| {
             std::fs::write(path.to_str().expect("text"), content).expect("written");
@@ -54,17 +59,17 @@ impl Twins {
     }
 
     /// Makes a call on both streams, and compares results, errors, and the streams' observable state.
-    fn both<R: PartialEq + std::fmt::Debug>(
+    fn call_both<R: PartialEq + std::fmt::Debug>(
         &self,
         what: &str,
-        mut act: impl FnMut(*mut libc::FILE, usize) -> R,
+        mut call: impl FnMut(*mut libc::FILE, usize) -> R,
     ) {
         let found = [0, 1].map(|which| {
             let file = self.files[which];
             // SAFETY: both streams are open, and errno's location is valid in every thread.
             unsafe {
                 *libc::__errno_location() = 0;
-                let result = act(file, which);
+                let result = call(file, which);
                 let error = errno();
                 let offset = libc::lseek(libc::fileno(file), 0, libc::SEEK_CUR);
                 (result, error, libc::ftell(file), offset, libc::feof(file) != 0, libc::ferror(file) != 0)
@@ -86,18 +91,18 @@ fn length(random: &mut Random) -> usize {
 pub fn beside_glibc(seed: u64) {
     let mut random = Random::new(seed);
     let mut feeder = Feeder::new(seed);
-    let source = feeder.copied(MIB);
+    let source = feeder.copied_buffer(MIB);
     for mode in MODES {
-        let twins = Twins::open(mode, source.mirror(0, 700_000));
+        let streams = StreamPair::open(mode, source.mirror(0, 700_000));
         let buffer_bytes = [0, 1, 127, 128, 1000, 65_536][random.below(6)];
         let kind = [libc::_IOFBF, libc::_IOFBF, libc::_IONBF, libc::_IOLBF][random.below(4)];
         if random.below(2) == 0 {
             // SAFETY: nothing was done with the streams; the buffer is the stream's own.
-            twins.both("setvbuf", |file, _| unsafe { setvbuf(file, null_mut(), kind, buffer_bytes) });
+            streams.call_both("setvbuf", |file, _| unsafe { setvbuf(file, null_mut(), kind, buffer_bytes) });
         }
-        let (mut hooked, mut plain) = (feeder.copied(MIB), feeder.copied(MIB));
+        let (mut hooked, mut plain) = (feeder.copied_buffer(MIB), feeder.copied_buffer(MIB));
         // C leaves undefined a change between reading and writing without repositioning.
-        let mut was = None;
+        let mut last_direction = None;
         for _ in 0..STEPS {
             let action = random.below(12);
             let direction = match action {
@@ -105,23 +110,23 @@ pub fn beside_glibc(seed: u64) {
                 4..=6 | 10 => Some(true),
                 _ => None,
             };
-            let may = match direction {
+            let is_allowed = match direction {
                 Some(true) => mode != c"r",
                 Some(false) => mode != c"w",
                 None => true,
             };
-            if !may {
+            if !is_allowed {
                 continue;
             }
-            if direction.is_some() && was.is_some() && direction != was {
+            if direction.is_some() && last_direction.is_some() && direction != last_direction {
                 // SAFETY: `file` is one of the two open streams.
-                twins.both("turn", |file, _| unsafe { libc::fseek(file, 0, libc::SEEK_CUR) });
+                streams.call_both("turn", |file, _| unsafe { libc::fseek(file, 0, libc::SEEK_CUR) });
             }
-            was = direction;
-            step(action, &mut random, &twins, &source, &mut hooked, &mut plain);
+            last_direction = direction;
+            step(action, &mut random, &streams, &source, &mut hooked, &mut plain);
         }
         // SAFETY: the streams are open, and not used any more.
-        let closed = twins.files.map(|file| unsafe { libc::fclose(file) });
+        let closed = streams.files.map(|file| unsafe { libc::fclose(file) });
         assert_eq!(closed[0], closed[1]);
         let [first, second] = ["hooked.data", "plain.data"].map(|path| std::fs::read(path).expect("read"));
         assert!(first == second, "files differ after {mode:?}");
@@ -132,7 +137,7 @@ pub fn beside_glibc(seed: u64) {
 fn step(
     action: usize,
     random: &mut Random,
-    twins: &Twins,
+    streams: &StreamPair,
     source: &Buffer,
     hooked: &mut Buffer,
     plain: &mut Buffer,
@@ -148,7 +153,7 @@ fn step(
                 let targets = [hooked.at(at), plain.at(at)];
                 let what = format!("fread {size} * {count}");
                 let mut got = 0;
-                twins.both(&what, |file, which| {
+                streams.call_both(&what, |file, which| {
                     let to = targets[which].cast();
                     let items = match (which, unlocked) {
                         (1, _) => _IO_fread(to, size, count, file),
@@ -160,13 +165,13 @@ fn step(
                     items
                 });
                 let bytes = std::slice::from_raw_parts(plain.at(at), got).to_vec();
-                hooked.received(at, &bytes);
-                plain.received(at, &bytes);
+                hooked.note_received(at, &bytes);
+                plain.note_received(at, &bytes);
                 hooked.check(at, got, &what);
             }
             4..=6 => {
                 let unlocked = random.below(3) == 0;
-                twins.both(&format!("fwrite {size} * {count}"), |file, which| {
+                streams.call_both(&format!("fwrite {size} * {count}"), |file, which| {
                     let from = source.at(at).cast();
                     match (which, unlocked) {
                         (1, _) => _IO_fwrite(from, size, count, file),
@@ -178,12 +183,12 @@ fn step(
             7 => {
                 let (to, whence) = (at as i64, [libc::SEEK_SET, libc::SEEK_CUR, libc::SEEK_END][at % 3]);
                 let to = if whence == libc::SEEK_SET { to } else { -(to % 1000) };
-                twins.both("fseek", |file, _| libc::fseek(file, to, whence));
+                streams.call_both("fseek", |file, _| libc::fseek(file, to, whence));
             }
-            8 => twins.both("getc", |file, _| libc::fgetc(file)),
-            9 => twins.both("feof", |file, _| libc::feof(file) != 0),
-            10 => twins.both("putc", |file, _| libc::fputc(10, file)),
-            _ => twins.both("flush", |file, _| {
+            8 => streams.call_both("getc", |file, _| libc::fgetc(file)),
+            9 => streams.call_both("feof", |file, _| libc::feof(file) != 0),
+            10 => streams.call_both("putc", |file, _| libc::fputc(10, file)),
+            _ => streams.call_both("flush", |file, _| {
                 libc::clearerr(file);
                 libc::fflush(file)
             }),
@@ -194,10 +199,10 @@ fn step(
 /// Sizes whose product overflows, streams that cannot be read or written, and ends of files.
 pub fn errors(_seed: u64) {
     let mut to = vec![0u8; MIB];
-    let twins = Twins::open(c"r", &[7; 300_000]);
+    let streams = StreamPair::open(c"r", &[7; 300_000]);
     let target = to.as_mut_ptr();
     let read = |size: usize, count: usize| {
-        twins.both(&format!("fread {size} * {count}"), |file, which| {
+        streams.call_both(&format!("fread {size} * {count}"), |file, which| {
             let function = if which == 0 { libc::fread } else { _IO_fread };
             // SAFETY: the file has less than the buffer has room for, and a length of none is not read.
             unsafe { function(target.cast(), size, count, file) }
@@ -206,7 +211,7 @@ pub fn errors(_seed: u64) {
     read(200_000, 1);
     read(usize::MAX / 2 + 1, 2);
     // Not tested further: after a push back, writes and flushes make glibc free memory that is not its own.
-    twins.both("rewind and push back", |file, _| {
+    streams.call_both("rewind and push back", |file, _| {
         // SAFETY: `file` is one of the two open streams.
         unsafe {
             libc::rewind(file);
@@ -218,19 +223,19 @@ pub fn errors(_seed: u64) {
     assert_eq!(unsafe { [*target, *target.add(1)] }, [65, 7], "what was pushed back comes first");
     read(200_000, 5);
     read(200_000, 1);
-    twins.both("fwrite to what is only read", |file, which| {
+    streams.call_both("fwrite to what is only read", |file, which| {
         let function = if which == 0 { libc::fwrite } else { _IO_fwrite };
         // SAFETY: `target` points to `MIB` bytes, and `file` is an open stream.
         unsafe { function(target.cast_const().cast(), 1, 200_000, file) }
     });
     // SAFETY: both streams are open, and nothing uses them afterwards.
-    let closed = twins.files.map(|file| unsafe { libc::fclose(file) });
+    let closed = streams.files.map(|file| unsafe { libc::fclose(file) });
     assert_eq!(closed, [0, 0]);
     for path in [c"/dev/full", c"/"] {
         let mode = if path == c"/" { c"r" } else { c"w" };
         let files = [stream(path, mode), stream(path, mode)];
-        let twins = Twins { files, history: RefCell::default() };
-        twins.both("a call that fails", |file, which| {
+        let streams = StreamPair { files, history: RefCell::default() };
+        streams.call_both("a call that fails", |file, which| {
             // SAFETY: `target` points to `MIB` bytes, and `file` is an open stream.
             unsafe {
                 match (which, path == c"/") {
@@ -246,7 +251,7 @@ pub fn errors(_seed: u64) {
 
 static IS_READING: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn read_for_good(file: *mut c_void) -> *mut c_void {
+extern "C" fn read_forever(file: *mut c_void) -> *mut c_void {
     let mut to = vec![0u8; MIB];
     IS_READING.store(true, Ordering::Release);
     // SAFETY: the stream is open; the buffer is not read after the thread was cancelled.
@@ -262,7 +267,7 @@ pub fn cancelled(_seed: u64) {
         let file = libc::fdopen(reader.into_raw_fd(), c"r".as_ptr());
         assert!(!file.is_null());
         let mut thread = std::mem::zeroed();
-        assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), read_for_good, file.cast()), 0);
+        assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), read_forever, file.cast()), 0);
         let deadline = Instant::now() + Duration::from_secs(20);
         while !IS_READING.load(Ordering::Acquire) {
             assert!(Instant::now() < deadline, "the thread does not begin");
@@ -284,9 +289,9 @@ pub fn shared(seed: u64) {
     const LEN: usize = 100_000;
     let mut feeder = Feeder::new(seed);
     let sources = [1u8, 2].map(|value| {
-        let mut buffer = feeder.copied(LEN);
+        let mut buffer = feeder.copied_buffer(LEN);
         buffer.set(0, LEN, value);
-        Buffer::copied_from(buffer.mirror(0, LEN))
+        Buffer::from_bytes(buffer.mirror(0, LEN))
     });
     let file = stream(c"shared.data", c"w") as usize;
     std::thread::scope(|scope| {

@@ -1,31 +1,33 @@
 //! The service's devices: Ethernet by AF_XDP, and a TUN device that was prepared for it.
 
-use super::{LIMIT, is_echoed_by_the_kernel, python, two_are_echoed};
+use super::{LIMIT, echo_by_kernel_server, echo_two_kernel_clients, python};
 use uncopy_tests::artifacts::{bin_dir, plain_only};
+use uncopy_tests::net_service::{KERNEL_V4, NetService, SERVICE_V4, SERVICE_V6};
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::service::{KERNEL, SERVICE, SERVICE_V6, Service};
 use uncopy_tests::{Mode, Program, Scratch};
 
 #[test]
-fn over_an_ethernet_by_af_xdp_bytes_are_the_same_both_ways() {
+fn af_xdp_transfers_bytes_intact_both_ways() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-xdp");
     let capture = scratch.join("packets");
-    let Some(service) = Service::start_by_xdp(&scratch, &["--pcap", capture.to_str().expect("UTF-8")]) else {
+    let Some(service) = NetService::start_by_xdp(&scratch, &["--pcap", capture.to_str().expect("UTF-8")])
+    else {
         return;
     };
-    let cable = service.cable().expect("it has one");
-    assert!(cable.has_program(&scratch));
+    let veth_pair = service.veth_pair().expect("it has one");
+    assert!(veth_pair.has_program(&scratch));
     // The kernel's end finds the service by ARP and by neighbour discovery.
-    for (mode, server_address, to) in [(Mode::Always, "0.0.0.0", SERVICE), (Mode::Auto, "::", SERVICE_V6)] {
-        let _ = two_are_echoed(&service, &scratch, mode, server_address, to);
-        service.wait_until_empty();
+    for (mode, server_address, to) in [(Mode::Always, "0.0.0.0", SERVICE_V4), (Mode::Auto, "::", SERVICE_V6)]
+    {
+        let _ = echo_two_kernel_clients(&service, &scratch, mode, server_address, to);
+        service.wait_until_no_connections();
     }
     // The service finds the kernel's end.
-    for (address, port) in [(KERNEL, "7001"), ("fd77::1", "7002")] {
-        let _ = is_echoed_by_the_kernel(&service, &scratch, address, port);
+    for (address, port) in [(KERNEL_V4, "7001"), ("fd77::1", "7002")] {
+        let _ = echo_by_kernel_server(&service, &scratch, address, port);
     }
     let nobody = r#"
 for address, family in ("10.77.0.77", socket.AF_INET), ("fd77::77", socket.AF_INET6):
@@ -35,59 +37,59 @@ for address, family in ("10.77.0.77", socket.AF_INET), ("fd77::77", socket.AF_IN
 "#;
     let program = service.program(python(&scratch, "nobody", nobody, &[]), Mode::Always);
     drop(program.start(&scratch, "nobody").finish(LIMIT).expect_success());
-    service.wait_until_empty();
+    service.wait_until_no_connections();
     service.stop();
     assert!(std::fs::metadata(&capture).expect("written").len() > 1 << 20);
 }
 
 #[test]
-fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() {
+fn killed_service_releases_its_device_for_the_next() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-xdp-killed");
-    let Some(service) = Service::start_by_xdp(&scratch, &[]) else { return };
-    let cable = service.cable().expect("it has one");
-    assert!(cable.has_program(&scratch));
+    let Some(service) = NetService::start_by_xdp(&scratch, &[]) else { return };
+    let veth_pair = service.veth_pair().expect("it has one");
+    assert!(veth_pair.has_program(&scratch));
     // A control socket's path has at most 107 bytes.
-    let room = Scratch::in_memory("net");
-    let begin = |device: &str| {
+    let directory = Scratch::in_memory("net");
+    let start_service = |device: &str| {
         let uncopy = bin_dir().join("uncopy");
-        let control = room.join("n/control");
-        cable
+        let control = directory.join("n/control");
+        veth_pair
             .near(&[uncopy.to_str().expect("UTF-8"), "net", "--xdp", device, "--address", "10.77.0.2/24"])
             .args(["--socket".as_ref(), control.as_os_str()])
             .start(&scratch, "again")
     };
-    let refused = |device: &str, why: &str| {
-        let done = begin(device).finish(LIMIT);
+    let expect_refused = |device: &str, why: &str| {
+        let done = start_service(device).finish(LIMIT);
         assert_eq!(done.status.code(), Some(1));
         assert!(done.text().contains(why), "{}", done.text());
     };
-    refused("near", "somebody has its queue 0; end that, or give another: --xdp near:QUEUE");
-    refused("near:7", "it has no queue 7; ethtool -l near says how many it has");
-    refused("other", "there is no such device; ip link lists them");
-    refused("lo", "it is no Ethernet device");
+    expect_refused("near", "somebody has its queue 0; end that, or give another: --xdp near:QUEUE");
+    expect_refused("near:7", "it has no queue 7; ethtool -l near says how many it has");
+    expect_refused("other", "there is no such device; ip link lists them");
+    expect_refused("lo", "it is no Ethernet device");
     service.kill();
-    wait_until("the device without a program", || (!cable.has_program(&scratch)).then_some(()));
-    let next = begin("near");
+    wait_until("the device without a program", || (!veth_pair.has_program(&scratch)).then_some(()));
+    let next = start_service("near");
     wait_until("the next service", || {
         assert!(!next.has_ended(), "{}", next.errors());
         next.errors().contains("run programs by").then_some(())
     });
     assert!(next.stop(libc::SIGTERM).status.success());
-    assert!(!cable.has_program(&scratch));
+    assert!(!veth_pair.has_program(&scratch));
 }
 
 /// Without a ready device the service prints the commands that make one. An address that the kernel
 /// routes to another device is refused.
 #[test]
-fn a_device_that_was_made_ready_takes_no_privileges() {
+fn prepared_tun_device_needs_no_privileges() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-ready");
-    let room = Scratch::in_memory("net");
+    let directory = Scratch::in_memory("net");
     let script = r#"
 ip link set lo up
 bare="setpriv --bounding-set -all --inh-caps -all"
@@ -119,16 +121,16 @@ wait $second
     let done = Program::new("/usr/bin/unshare")
         .args(["--net", "sh", "-ec", script])
         .env("uncopy", bin_dir().join("uncopy"))
-        .env("control", room.join(""))
+        .env("control", directory.join(""))
         .mode(Mode::Plain)
         .start(&scratch, "ready")
         .finish(LIMIT);
     assert!(done.status.success(), "{}", done.text());
-    for said in [
+    for message in [
         "type it again with sudo, or make one for this user: sudo ip tuntap add utun0 mode tun user 0",
         "utun0 is not ready, and making it so takes CAP_NET_ADMIN; type: sudo ip link set utun0 mtu 4148",
         "the kernel looks for 10.77.0.3 at utun0, which has 10.77.0.1/24; give an --address in a network of its own",
     ] {
-        assert!(done.text().contains(said), "{}", done.text());
+        assert!(done.text().contains(message), "{}", done.text());
     }
 }

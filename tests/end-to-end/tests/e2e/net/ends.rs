@@ -1,26 +1,26 @@
 //! Sockets that are shut down: events, and the data that still arrives. The same scripts run on the
 //! kernel's TCP, which must give the same results.
 
-use super::{LIMIT, outside, python};
+use super::{LIMIT, kernel_python, python};
 use uncopy_tests::artifacts::plain_only;
-use uncopy_tests::service::{KERNEL, SERVICE, Service};
+use uncopy_tests::net_service::{KERNEL_V4, NetService, SERVICE_V4};
 use uncopy_tests::{Mode, Program, Scratch};
 
 /// Runs a script at the kernel's address and at the service's, and compares the output.
-fn same_as_the_kernels(name: &str, script: &str) {
+fn compare_with_kernel(name: &str, script: &str) {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new(&format!("net-{name}"));
-    let service = Service::start(&scratch, &[]);
-    let ends = |program: Program| {
+    let service = NetService::start(&scratch, &[]);
+    let expect_end = |program: Program| {
         let done = program.start(&scratch, name).finish(LIMIT);
         assert!(done.status.success() && done.text().contains("well"), "{}", done.text());
     };
-    ends(outside(&service, &scratch, name, script, &[KERNEL]));
+    expect_end(kernel_python(&service, &scratch, name, script, &[KERNEL_V4]));
     for mode in [Mode::Always, Mode::Auto] {
-        ends(service.program(python(&scratch, name, script, &[SERVICE]), mode));
-        service.wait_until_empty();
+        expect_end(service.program(python(&scratch, name, script, &[SERVICE_V4]), mode));
+        service.wait_until_no_connections();
     }
     service.stop();
 }
@@ -47,15 +47,15 @@ def accept(end):
 waiters = [threading.Thread(target=accept, args=(end,)) for end in (listener, duplicate)]
 for waiter in waiters:
     waiter.start()
-told, tell = os.pipe()
+reader, writer = os.pipe()
 child = os.fork()
 if child == 0:
-    os.write(tell, b"x")
+    os.write(writer, b"x")
     accept(listener)
     duplicate.setblocking(False)
     accept(duplicate)
     os._exit(0 if heard == [errno.EINVAL] * 2 else 1)
-os.read(told, 1)
+os.read(reader, 1)
 # All of them wait by now, or find it shut.
 listener.shutdown(socket.SHUT_RDWR)
 for waiter in waiters:
@@ -69,7 +69,7 @@ expect(errno.EINVAL, duplicate.accept)
 duplicate.close()
 listener.setblocking(True)
 listener.listen(16)
-def refused_then(kind, *arguments):
+def check_end(kind, *arguments):
     epoll = select.epoll()
     epoll.register(listener, select.EPOLLIN | select.EPOLLET)
     first = epoll.poll(20) if events_of(listener, select.POLLIN, 0) else []
@@ -93,8 +93,8 @@ def refused_then(kind, *arguments):
     near.sendall(b"x")
     assert far.recv(1) == b"x"
     near.close(), far.close(), epoll.close()
-refused_then(listener.shutdown, socket.SHUT_RDWR)
-refused_then(listener.shutdown, socket.SHUT_RD)
+check_end(listener.shutdown, socket.SHUT_RDWR)
+check_end(listener.shutdown, socket.SHUT_RD)
 # Who waits to be accepted is reset.
 near = socket.create_connection(name, timeout=20)
 assert events_of(listener, select.POLLIN) == select.POLLIN
@@ -105,7 +105,7 @@ listener.listen(16)
 def disconnect():
     import ctypes
     assert ctypes.CDLL(None).connect(listener.fileno(), bytes(16), 16) == 0
-refused_then(disconnect)
+check_end(disconnect)
 # A side that a listener does not have.
 listener.shutdown(socket.SHUT_WR)
 near = socket.create_connection(name, timeout=20)
@@ -114,60 +114,60 @@ print("well")
 "#;
 
 #[test]
-fn a_listener_that_is_shut_ends_for_everybody_and_may_listen_again() {
-    same_as_the_kernels("listener", LISTENER);
+fn shut_down_listener_ends_for_everybody_and_may_listen_again() {
+    compare_with_kernel("listener", LISTENER);
 }
 
 /// Sends more than all buffers hold, before and after the shutdown, and receives by every call.
 const RECEIVING: &str = r#"
 listener = socket.create_server((sys.argv[1], 0), backlog=16)
-def connected():
+def connect_pair():
     near = socket.create_connection(listener.getsockname(), timeout=20)
     far, _ = listener.accept()
     near.settimeout(None)
     return near, far
-def by_vector(end, length):
+def receive_by_readv(end, length):
     parts = [bytearray(length // 3), bytearray(length - length // 3)]
     got = os.readv(end.fileno(), parts)
     return b"".join(parts)[:got]
-def by_message(end, length):
+def receive_by_recvmsg(end, length):
     parts = [bytearray(length // 3), bytearray(length - length // 3)]
     got, control, flags, name = end.recvmsg_into(parts)
     assert (control, flags) == ([], 0)
     return b"".join(parts)[:got]
-def into(end, length):
+def receive_by_recv_into(end, length):
     part = bytearray(length)
     return bytes(part[:end.recv_into(part)])
-calls = [lambda end, length: end.recv(length), lambda end, length: os.read(end.fileno(), length), by_vector, by_message, into]
+calls = [lambda end, length: end.recv(length), lambda end, length: os.read(end.fileno(), length), receive_by_readv, receive_by_recvmsg, receive_by_recv_into]
 for number, call in enumerate(calls):
-    near, far = connected()
+    near, far = connect_pair()
     data = message(number, 300_000)
     sender = threading.Thread(target=far.sendall, args=(data,))
     sender.start()
-    came = bytearray(near.recv(1000, socket.MSG_WAITALL))
+    received = bytearray(near.recv(1000, socket.MSG_WAITALL))
     near.shutdown(socket.SHUT_RD)
     # Nothing that has come is lost, and nobody waits.
-    while len(came) < len(data):
-        came += call(near, 70_000)
-    assert came == data
+    while len(received) < len(data):
+        received += call(near, 70_000)
+    assert received == data
     sender.join()
     assert call(near, 10) == b"" and near.recv(10, socket.MSG_DONTWAIT) == b""
     far.sendall(b"later")
-    while (looked := near.recv(10, socket.MSG_PEEK)) != b"later":
-        assert b"later".startswith(looked)
+    while (peeked := near.recv(10, socket.MSG_PEEK)) != b"later":
+        assert b"later".startswith(peeked)
     assert call(near, 3) == b"lat" and call(near, 10) == b"er" and call(near, 10) == b""
     # The other half goes on.
     near.sendall(b"question")
-    assert whole(far, 8) == b"question"
+    assert receive_exactly(far, 8) == b"question"
     far.sendall(b"last")
     far.close()
-    came = bytearray()
-    while len(came) < 4:
-        came += call(near, 10)
-    assert came == b"last" and call(near, 10) == b""
+    received = bytearray()
+    while len(received) < 4:
+        received += call(near, 10)
+    assert received == b"last" and call(near, 10) == b""
     near.close()
 # A thread that waits to receive hears the end.
-near, far = connected()
+near, far = connect_pair()
 heard = []
 waiter = threading.Thread(target=lambda: heard.append(near.recv(10)))
 waiter.start()
@@ -178,9 +178,9 @@ assert heard == [b""], heard
 far.sendall(b"child")
 child = os.fork()
 if child == 0:
-    while not (came := near.recv(10)):
+    while not (received := near.recv(10)):
         pass
-    os._exit(came != b"child")
+    os._exit(received != b"child")
 assert os.waitpid(child, 0)[1] == 0
 # What nobody has received is a reset.
 far.sendall(b"unread")
@@ -193,8 +193,8 @@ print("well")
 "#;
 
 #[test]
-fn what_comes_after_shutting_for_reading_is_received() {
-    same_as_the_kernels("receiving", RECEIVING);
+fn data_after_shutdown_for_reading_is_received() {
+    compare_with_kernel("receiving", RECEIVING);
 }
 
 /// Every way to wait reports a reset.
@@ -224,6 +224,6 @@ print("well")
 "#;
 
 #[test]
-fn a_reset_is_an_error_to_whoever_waits() {
-    same_as_the_kernels("resets", RESETS);
+fn reset_is_reported_to_every_waiter() {
+    compare_with_kernel("resets", RESETS);
 }

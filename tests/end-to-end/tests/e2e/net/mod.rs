@@ -11,19 +11,19 @@ use std::time::Duration;
 use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::{self, Memcached, Nginx, Redis};
 use uncopy_tests::artifacts::{bin_dir, plain_only};
-use uncopy_tests::programs::compiled;
+use uncopy_tests::net_service::{KERNEL_V4, NetService, SERVICE_V4, SERVICE_V6};
+use uncopy_tests::packaged_server::program;
+use uncopy_tests::programs::compile;
 use uncopy_tests::random::test_size;
 use uncopy_tests::running::{Finished, Running};
-use uncopy_tests::served::program;
-use uncopy_tests::service::{KERNEL, SERVICE, SERVICE_V6, Service};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Prelude common to all scripts.
-const COMMON: &str = r#"
+const PRELUDE: &str = r#"
 import errno, hashlib, os, random, select, socket, struct, sys, threading, time
-def whole(connection, length):
+def receive_exactly(connection, length):
     parts = bytearray()
     while len(parts) < length:
         part = connection.recv(min(length - len(parts), 1 << 20))
@@ -32,9 +32,9 @@ def whole(connection, length):
     return bytes(parts)
 def message(number, length):
     return hashlib.shake_128(b"%d" % number).digest(length)
-def lengths(seed, count, most):
+def lengths(seed, count, max_length):
     choose = random.Random(seed)
-    return [min(most, int(2 ** choose.uniform(0, 21))) for _ in range(count)]
+    return [min(max_length, int(2 ** choose.uniform(0, 21))) for _ in range(count)]
 def expect(number, call, *arguments):
     try:
         call(*arguments)
@@ -73,37 +73,49 @@ for number, length in enumerate(lengths(seed, int(sys.argv[4]), 1 << 21)):
     sent = message(seed * 1000 + number, length)
     writer = threading.Thread(target=connection.sendall, args=(sent,))
     writer.start()
-    assert whole(connection, length) == sent, (number, length)
+    assert receive_exactly(connection, length) == sent, (number, length)
     writer.join()
 connection.shutdown(socket.SHUT_WR)
 assert connection.recv(1) == b""
 "#;
 
-fn python(scratch: &Scratch, name: &str, script: &str, words: &[&str]) -> Program {
-    let script = scratch.write(&format!("{name}.py"), format!("{COMMON}{script}"));
-    Program::new("/usr/bin/python3").args([script]).args(words)
+fn python(scratch: &Scratch, name: &str, script: &str, arguments: &[&str]) -> Program {
+    let script = scratch.write(&format!("{name}.py"), format!("{PRELUDE}{script}"));
+    Program::new("/usr/bin/python3").args([script]).args(arguments)
 }
 
 /// Returns a Python program that runs on the kernel's TCP.
-fn outside(service: &Service, scratch: &Scratch, name: &str, script: &str, words: &[&str]) -> Program {
-    let script = scratch.write(&format!("{name}.py"), format!("{COMMON}{script}"));
-    service.outside(&["python3", script.to_str().expect("UTF-8")]).args(words)
+fn kernel_python(
+    service: &NetService,
+    scratch: &Scratch,
+    name: &str,
+    script: &str,
+    arguments: &[&str],
+) -> Program {
+    let script = scratch.write(&format!("{name}.py"), format!("{PRELUDE}{script}"));
+    service.kernel_program(&["python3", script.to_str().expect("UTF-8")]).args(arguments)
 }
 
-fn well(done: Finished, other: &Running) -> Finished {
+fn check_success(done: Finished, other: &Running) -> Finished {
     assert!(done.status.success(), "{}\n{}", done.text(), other.errors());
     done
 }
 
 /// Runs two kernel clients against a program listening at `listens_at`; returns the finished program.
-fn two_are_echoed(service: &Service, scratch: &Scratch, mode: Mode, listens_at: &str, to: &str) -> Finished {
+fn echo_two_kernel_clients(
+    service: &NetService,
+    scratch: &Scratch,
+    mode: Mode,
+    listens_at: &str,
+    to: &str,
+) -> Finished {
     let server = python(scratch, "server", ECHO, &[listens_at, "7000", "2"]);
     let server = service.program(server, mode).start(scratch, "server");
     let port = server.wait_for_line("ready ");
-    let client = |seed| outside(service, scratch, "client", CLIENT, &[to, &port, seed, "40"]);
+    let client = |seed| kernel_python(service, scratch, "client", CLIENT, &[to, &port, seed, "40"]);
     let clients = ["1", "2"].map(|seed| client(seed).start(scratch, &format!("client{seed}")));
     for client in clients {
-        well(client.finish(LIMIT), &server);
+        check_success(client.finish(LIMIT), &server);
     }
     let done = server.finish(LIMIT);
     assert!(done.status.success(), "{}", done.text());
@@ -111,60 +123,63 @@ fn two_are_echoed(service: &Service, scratch: &Scratch, mode: Mode, listens_at: 
 }
 
 /// Runs a program against an echo server of the kernel's; returns the finished server.
-fn is_echoed_by_the_kernel(service: &Service, scratch: &Scratch, address: &str, port: &str) -> Finished {
-    let kernel = outside(service, scratch, "server", ECHO, &[address, port, "1"]).start(scratch, "kernel");
+fn echo_by_kernel_server(service: &NetService, scratch: &Scratch, address: &str, port: &str) -> Finished {
+    let kernel =
+        kernel_python(service, scratch, "server", ECHO, &[address, port, "1"]).start(scratch, "kernel");
     let _ = kernel.wait_for_line("ready ");
     let client = python(scratch, "client", CLIENT, &[address, port, "3", "40"]);
     let client = service.program(client, Mode::Always).start(scratch, "client").finish(LIMIT);
-    well(client, &kernel);
+    check_success(client, &kernel);
     kernel.finish(LIMIT)
 }
 
 #[test]
-fn clients_of_the_kernel_are_echoed() {
+fn service_echoes_kernel_clients() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-echo");
-    let service = Service::start(&scratch, &[]);
-    for (mode, server_address, to) in
-        [(Mode::Always, "0.0.0.0", SERVICE), (Mode::Auto, "::", SERVICE_V6), (Mode::Lanes, "::", SERVICE)]
-    {
+    let service = NetService::start(&scratch, &[]);
+    for (mode, server_address, to) in [
+        (Mode::Always, "0.0.0.0", SERVICE_V4),
+        (Mode::Auto, "::", SERVICE_V6),
+        (Mode::Lanes, "::", SERVICE_V4),
+    ] {
         // Data goes by reference, though the service is in its own network namespace.
-        let done = two_are_echoed(&service, &scratch, mode, server_address, to)
+        let done = echo_two_kernel_clients(&service, &scratch, mode, server_address, to)
             .expect_counters(&[Counter::LaneReceivedBytes]);
-        let peer = if server_address == "::" && to == SERVICE {
+        let peer = if server_address == "::" && to == SERVICE_V4 {
             "::ffff:10.77.0.1"
-        } else if to == SERVICE {
-            KERNEL
+        } else if to == SERVICE_V4 {
+            KERNEL_V4
         } else {
             "fd77::1"
         };
         assert_eq!(done.text().matches(&format!("accepted {peer}")).count(), 2, "{}", done.text());
-        service.wait_until_empty();
+        service.wait_until_no_connections();
     }
     service.stop();
 }
 
 #[test]
-fn programs_connect_to_servers_of_the_kernel_and_to_each_other() {
+fn programs_connect_to_kernel_servers_and_to_each_other() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-connect");
-    let service = Service::start(&scratch, &[]);
-    let kernel = is_echoed_by_the_kernel(&service, &scratch, KERNEL, "7001");
+    let service = NetService::start(&scratch, &[]);
+    let kernel = echo_by_kernel_server(&service, &scratch, KERNEL_V4, "7001");
     assert!(kernel.text().contains("accepted 10.77.0.2"));
 
-    let server = python(&scratch, "server", ECHO, &[SERVICE, "7002", "1"]);
+    let server = python(&scratch, "server", ECHO, &[SERVICE_V4, "7002", "1"]);
     let server = service.program(server, Mode::Always).start(&scratch, "server");
     let _ = server.wait_for_line("ready ");
-    let client = python(&scratch, "client", CLIENT, &[SERVICE, "7002", "4", "40"]);
+    let client = python(&scratch, "client", CLIENT, &[SERVICE_V4, "7002", "4", "40"]);
     let client = service.program(client, Mode::Auto).start(&scratch, "client").finish(LIMIT);
-    well(client, &server);
+    check_success(client, &server);
     let done = server.finish(LIMIT);
     assert!(done.status.success(), "{}", done.text());
-    service.wait_until_empty();
+    service.wait_until_no_connections();
     service.stop();
 }
 
@@ -211,10 +226,10 @@ expect(errno.EISCONN, near.connect, (service, port))
 # One side ends, the other goes on.
 near.sendall(b"question")
 near.shutdown(socket.SHUT_WR)
-assert whole(far, 8) == b"question" and far.recv(1) == b""
+assert receive_exactly(far, 8) == b"question" and far.recv(1) == b""
 far.sendall(b"answer")
 far.close()
-assert whole(near, 6) == b"answer" and near.recv(1) == b""
+assert receive_exactly(near, 6) == b"answer" and near.recv(1) == b""
 near.close()
 # Closed with something unread: the peer is reset.
 near = socket.create_connection((service, port), timeout=20)
@@ -243,10 +258,10 @@ if child == 0:
     os.set_inheritable(near.fileno(), True)
     script = "import socket,sys; s = socket.socket(fileno=int(sys.argv[1])); assert s.getpeername()[1] == int(sys.argv[2]); s.sendall(b'executed')"
     os.execv(sys.executable, [sys.executable, "-c", script, str(near.fileno()), str(port)])
-assert whole(far, 13) == b"childexecuted"
+assert receive_exactly(far, 13) == b"childexecuted"
 assert os.waitpid(child, 0)[1] == 0
 near.sendall(b"parent")
-assert whole(far, 6) == b"parent"
+assert receive_exactly(far, 6) == b"parent"
 near.close()
 assert far.recv(1) == b""
 # Nobody listens any more.
@@ -256,33 +271,33 @@ print("well")
 "#;
 
 #[test]
-fn errors_addresses_and_options_are_those_of_tcp() {
+fn errors_addresses_and_options_match_tcp() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-errors");
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     for mode in [Mode::Always, Mode::Auto] {
-        let program = python(&scratch, "errors", ERRORS, &[SERVICE, KERNEL]);
+        let program = python(&scratch, "errors", ERRORS, &[SERVICE_V4, KERNEL_V4]);
         let done = service.program(program, mode).start(&scratch, "errors").finish(LIMIT);
         assert!(done.status.success() && done.text().contains("well"), "{}", done.text());
-        service.wait_until_empty();
+        service.wait_until_no_connections();
     }
     service.stop();
 }
 
 /// Both ends notice the end of the service, and the kernel's end that of a program.
 #[test]
-fn whoever_is_killed_is_missed() {
+fn peers_notice_killed_programs_and_a_killed_service() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-killed");
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     let waits = r#"
 connection = socket.create_connection((sys.argv[1], 7003), timeout=30)
 connection.sendall(b"here")
-whole(connection, 4)
+receive_exactly(connection, 4)
 print("ready", flush=True)
 try:
     print("ended with", len(connection.recv(1)), flush=True)
@@ -296,16 +311,16 @@ except ConnectionResetError:
         server
     };
     let killed = server();
-    let client = outside(&service, &scratch, "waits", waits, &[SERVICE]).start(&scratch, "outside");
+    let client = kernel_python(&service, &scratch, "waits", waits, &[SERVICE_V4]).start(&scratch, "outside");
     let _ = client.wait_for_line("ready");
     killed.signal(libc::SIGKILL);
     let done = client.finish(LIMIT);
     assert!(done.text().contains("ended with 0"), "as the kernel does it: {}", done.text());
     drop(killed.finish(LIMIT));
-    service.wait_until_empty();
+    service.wait_until_no_connections();
 
     let _server = server();
-    let program = python(&scratch, "waits", waits, &[SERVICE]);
+    let program = python(&scratch, "waits", waits, &[SERVICE_V4]);
     let client = service.program(program, Mode::Always).start(&scratch, "inside");
     let _ = client.wait_for_line("ready");
     service.kill();
@@ -315,8 +330,8 @@ except ConnectionResetError:
 
 /// Both ends send concurrently, and hash sent and received data; then each tells the other its hashes.
 const HASHES: &str = r#"
-def exchange(connection, own, length):
-    block = message(own, (1 << 20) + 77)
+def exchange(connection, seed, length):
+    block = message(seed, (1 << 20) + 77)
     def send():
         left, number = length, 0
         sent = hashlib.sha256()
@@ -329,22 +344,22 @@ def exchange(connection, own, length):
         connection.sendall(sent.digest())
     sender = threading.Thread(target=send)
     sender.start()
-    came, left, room = hashlib.sha256(), length, memoryview(bytearray(1 << 20))
+    received, left, buffer = hashlib.sha256(), length, memoryview(bytearray(1 << 20))
     while left:
-        got = connection.recv_into(room, min(left, len(room)))
+        got = connection.recv_into(buffer, min(left, len(buffer)))
         assert got, "the other end closed"
-        came.update(room[:got])
+        received.update(buffer[:got])
         left -= got
-    assert whole(connection, 32) == came.digest(), "other bytes came than were sent"
+    assert receive_exactly(connection, 32) == received.digest(), "other bytes came than were sent"
     sender.join()
     connection.shutdown(socket.SHUT_WR)
     assert connection.recv(1) == b""
-    print("well", length, came.hexdigest(), flush=True)
+    print("well", length, received.hexdigest(), flush=True)
 "#;
 
 /// 16 MiB each way concurrently, or 1 GiB by `make test-net`.
 #[test]
-fn long_streams_both_ways_have_the_hashes_of_what_was_sent() {
+fn long_streams_arrive_intact_both_ways() {
     if plain_only() {
         return;
     }
@@ -365,44 +380,44 @@ exchange(connection, 1, int(sys.argv[2]))
         "exchange(socket.create_connection((sys.argv[1], 7000), timeout=60), 2, int(sys.argv[2]))"
     );
     let scratch = Scratch::new("net-hashes");
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     for mode in [Mode::Always, Mode::Auto] {
-        let server = python(&scratch, "server", &server, &[SERVICE, &length]);
+        let server = python(&scratch, "server", &server, &[SERVICE_V4, &length]);
         let server = service.program(server, mode).start(&scratch, "server");
         let _ = server.wait_for_line("ready");
-        let client =
-            outside(&service, &scratch, "client", &client, &[SERVICE, &length]).start(&scratch, "client");
-        let client = well(client.finish(limit), &server);
+        let client = kernel_python(&service, &scratch, "client", &client, &[SERVICE_V4, &length])
+            .start(&scratch, "client");
+        let client = check_success(client.finish(limit), &server);
         let server = server.finish(limit);
         assert!(server.status.success(), "{}", server.text());
         for done in [client, server] {
             assert!(done.text().contains(&format!("well {length} ")), "{}", done.text());
         }
-        service.wait_until_empty();
+        service.wait_until_no_connections();
     }
     service.stop();
 }
 
 /// Common and rare uses of epoll.
 #[test]
-fn a_program_of_epoll_finds_what_it_knows() {
+fn epoll_reports_expected_events() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-epoll");
-    let service = Service::start(&scratch, &[]);
-    let path = compiled(&scratch, "service", &[]);
+    let service = NetService::start(&scratch, &[]);
+    let path = compile(&scratch, "epoll", &[]);
     for mode in [Mode::Always, Mode::Auto] {
-        let program = service.program(Program::new(&path).args([SERVICE, "7100"]), mode);
+        let program = service.program(Program::new(&path).args([SERVICE_V4, "7100"]), mode);
         let done = program.start(&scratch, "service-program").finish(LIMIT);
         assert!(done.status.success() && done.text().contains("done"), "{}", done.text());
-        service.wait_until_empty();
+        service.wait_until_no_connections();
     }
     service.stop();
 }
 
 /// Starts a packaged server on one of the service's ports.
-fn serve<S: servers::Service>(service: &Service, scratch: &Scratch, server: &S, port: u16) -> Running {
+fn serve<S: servers::Service>(service: &NetService, scratch: &Scratch, server: &S, port: u16) -> Running {
     let arguments = server.arguments((Ipv4Addr::UNSPECIFIED, port).into(), scratch.path());
     let program = program(S::PROGRAM, Mode::Plain).args(arguments.expect("its configuration"));
     service.program(program, Mode::Always).start(scratch, S::PROGRAM.program)
@@ -410,12 +425,12 @@ fn serve<S: servers::Service>(service: &Service, scratch: &Scratch, server: &S, 
 
 /// Unmodified servers, with unmodified clients on the kernel's side.
 #[test]
-fn packaged_servers_serve() {
+fn packaged_servers_serve_kernel_clients() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-servers");
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     let page: Vec<u8> = (0..3_000_000u32).flat_map(|word| word.to_ne_bytes()).collect();
     scratch.write("page", &page);
     let nginx = Nginx {
@@ -431,37 +446,37 @@ fn packaged_servers_serve() {
     let clients = r#"
 import urllib.request
 service = sys.argv[1]
-def there(port):
+def connect_when_listening(port):
     for _ in range(400):
         try:
             return socket.create_connection((service, port), timeout=30)
         except ConnectionRefusedError:
             time.sleep(0.05)
     raise AssertionError(f"nobody listens at {port}")
-def line(connection):
+def receive_line(connection):
     text = b""
     while not text.endswith(b"\r\n"):
-        text += whole(connection, 1)
+        text += receive_exactly(connection, 1)
     return text
-redis, memcached = there(6379), there(11211)
+redis, memcached = connect_when_listening(6379), connect_when_listening(11211)
 for number, length in enumerate(lengths(5, 60, 1 << 21)):
     value = message(number, length)
     redis.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%s\r\n" % (length, value))
-    assert line(redis) == b"+OK\r\n"
+    assert receive_line(redis) == b"+OK\r\n"
     redis.sendall(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n")
-    assert line(redis) == b"$%d\r\n" % length and whole(redis, length + 2)[:-2] == value
+    assert receive_line(redis) == b"$%d\r\n" % length and receive_exactly(redis, length + 2)[:-2] == value
     memcached.sendall(b"set k 0 0 %d\r\n%s\r\n" % (length, value))
-    assert line(memcached) == b"STORED\r\n"
+    assert receive_line(memcached) == b"STORED\r\n"
     memcached.sendall(b"get k\r\n")
-    assert line(memcached).startswith(b"VALUE") and whole(memcached, length + 7)[:-7] == value
-there(80).close()
+    assert receive_line(memcached).startswith(b"VALUE") and receive_exactly(memcached, length + 7)[:-7] == value
+connect_when_listening(80).close()
 for _ in range(20):
     page = urllib.request.urlopen(f"http://{service}/page", timeout=30).read()
     assert hashlib.sha256(page).hexdigest() == sys.argv[2]
 redis.sendall(b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n")
 "#;
     let expected = sha256(&page);
-    let done = outside(&service, &scratch, "clients", clients, &[SERVICE, &expected])
+    let done = kernel_python(&service, &scratch, "clients", clients, &[SERVICE_V4, &expected])
         .start(&scratch, "clients")
         .finish(LIMIT);
     assert!(done.status.success(), "{}\nnginx {}\nredis {}", done.text(), nginx.errors(), redis.errors());
@@ -470,7 +485,7 @@ redis.sendall(b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n")
     let nginx = nginx.stop(libc::SIGQUIT);
     assert!(nginx.status.success(), "{}", nginx.text());
     drop(memcached.stop(libc::SIGTERM));
-    service.wait_until_empty();
+    service.wait_until_no_connections();
     service.stop();
 }
 
@@ -483,12 +498,12 @@ fn sha256(bytes: &[u8]) -> String {
 
 /// The report of `--explain` shows which connections are the service's.
 #[test]
-fn whose_connections_are_is_explained() {
+fn explain_reports_which_connections_use_the_service() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-explained");
-    let service = Service::start(&scratch, &[]);
+    let service = NetService::start(&scratch, &[]);
     let program = r#"
 for address in "10.77.0.2", "127.0.0.1":
     with socket.create_server((address, 0)) as listener:
@@ -498,7 +513,7 @@ for address in "10.77.0.2", "127.0.0.1":
         assert far.recv(1) == b"x"
         near.close(), far.close()
 "#;
-    let program = scratch.write("explained.py", format!("{COMMON}{program}"));
+    let program = scratch.write("explained.py", format!("{PRELUDE}{program}"));
     for file in ["sites", "sites.json"].map(|name| scratch.join(name)) {
         let done = Program::new(bin_dir().join("uncopy"))
             .args(["run".as_ref(), "--net".as_ref(), service.control().as_os_str()])
@@ -521,6 +536,6 @@ for address in "10.77.0.2", "127.0.0.1":
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     let streams = &report["processes"][0]["streams"];
     assert_eq!((&streams["served"], &streams["unserved"]), (&2.into(), &2.into()), "{report:#}");
-    service.wait_until_empty();
+    service.wait_until_no_connections();
     service.stop();
 }

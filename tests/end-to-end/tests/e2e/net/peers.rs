@@ -1,28 +1,28 @@
 //! Networks that lose, delay and mark packets, and peers that take as much memory as they can.
 
-use super::{CLIENT, COMMON, ECHO, LIMIT, outside, python, well};
+use super::{CLIENT, ECHO, LIMIT, PRELUDE, check_success, kernel_python, python};
 use std::time::Duration;
 use uncopy_tests::artifacts::plain_only;
+use uncopy_tests::net_service::{FAR, FarHost, KERNEL_V4, NetService, NetworkFaults, SERVICE_V4};
 use uncopy_tests::running::Finished;
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::service::{FAR, FarHost, KERNEL, Network, SERVICE, Service};
 use uncopy_tests::{Mode, Scratch};
 
 /// Runs a kernel client behind a simulated network against an echo server; returns the output of both.
-fn far_client_is_echoed(
-    service: &Service,
+fn echo_far_client(
+    service: &NetService,
     scratch: &Scratch,
-    network: Network,
+    network: NetworkFaults,
     script: &str,
 ) -> [Finished; 2] {
     let far = FarHost::start(service, scratch, network);
     let server = python(scratch, "server", ECHO, &["0.0.0.0", "7000", "1"]);
     let server = service.program(server, Mode::Always).start(scratch, "server");
     let port = server.wait_for_line("ready ");
-    let script = scratch.write("client.py", format!("{COMMON}{script}"));
+    let script = scratch.write("client.py", format!("{PRELUDE}{script}"));
     let script = script.to_str().expect("UTF-8");
-    let client = far.program(&["python3", script, SERVICE, &port, "9", "12"]).start(scratch, "client");
-    let client = well(client.finish(LIMIT), &server);
+    let client = far.program(&["python3", script, SERVICE_V4, &port, "9", "12"]).start(scratch, "client");
+    let client = check_success(client.finish(LIMIT), &server);
     let done = server.finish(LIMIT);
     assert!(done.status.success() && done.text().contains(&format!("accepted {FAR}")), "{}", done.text());
     far.stop();
@@ -30,36 +30,36 @@ fn far_client_is_echoed(
 }
 
 #[test]
-fn a_bad_network_delivers_the_same_bytes() {
+fn bytes_arrive_intact_over_a_lossy_network() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-relay");
-    let service = Service::start(&scratch, &[]);
-    let network = Network {
+    let service = NetService::start(&scratch, &[]);
+    let network = NetworkFaults {
         seed: 7,
         loss: 0.02,
         delay_ms: 5.0,
         jitter_ms: 4.0,
         duplicates: 0.01,
-        ..Network::default()
+        ..NetworkFaults::default()
     };
-    let [_, server] = far_client_is_echoed(&service, &scratch, network, CLIENT);
+    let [_, server] = echo_far_client(&service, &scratch, network, CLIENT);
     let count = service.list()["traffic"]["retransmissions"].as_u64().expect("a number");
-    let said = server.text().lines().find_map(|line| line.strip_prefix("again ")?.parse::<u64>().ok());
+    let repeated = server.text().lines().find_map(|line| line.strip_prefix("again ")?.parse::<u64>().ok());
     // The last segments were sent after the query.
-    assert!(said.is_some_and(|said| said > 0 && said <= count), "{said:?} {count}");
+    assert!(repeated.is_some_and(|printed| printed > 0 && printed <= count), "{repeated:?} {count}");
     service.stop();
 }
 
 /// The kernel's TCP requests ECN, and routers mark packets that they would drop.
 #[test]
-fn a_network_that_marks_packets_is_heard_by_both_ends() {
+fn ecn_marks_are_seen_by_both_ends() {
     if plain_only() {
         return;
     }
     let scratch = Scratch::new("net-marks");
-    let network = Network { seed: 7, delay_ms: 5.0, marked: 0.05, ..Network::default() };
+    let network = NetworkFaults { seed: 7, delay_ms: 5.0, marked: 0.05, ..NetworkFaults::default() };
     // TCPI_OPT_ECN, TCPI_OPT_ECN_SEEN; tcpi_total_retrans, tcpi_delivered_ce (linux/tcp.h).
     let client = format!(
         "open('/proc/sys/net/ipv4/tcp_ecn', 'w').write('1')\n{CLIENT}{}",
@@ -76,8 +76,8 @@ print("repeats what is marked", retransmitted >= marked)
         ("accept", "ecn 1 seen 1 marked True\nrepeats what is marked False\n"),
         ("off", "ecn 0 seen 0 marked False\n"),
     ] {
-        let service = Service::start(&scratch, &["--ecn", option]);
-        let [done, _] = far_client_is_echoed(&service, &scratch, network, &client);
+        let service = NetService::start(&scratch, &["--ecn", option]);
+        let [done, _] = echo_far_client(&service, &scratch, network, &client);
         assert!(done.text().contains(expected), "{option}: {}", done.text());
         service.stop();
     }
@@ -85,7 +85,7 @@ print("repeats what is marked", retransmitted >= marked)
 
 /// A kernel server accepts ECN when the service requests it.
 #[test]
-fn a_service_that_requests_ecn_has_it_with_the_kernel() {
+fn service_negotiates_ecn_with_the_kernel() {
     if plain_only() {
         return;
     }
@@ -93,7 +93,7 @@ fn a_service_that_requests_ecn_has_it_with_the_kernel() {
 listener = socket.create_server(("0.0.0.0", 7000))
 print("ready", flush=True)
 connection, _ = listener.accept()
-whole(connection, 1 << 20)
+receive_exactly(connection, 1 << 20)
 options = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)[5]
 print("ecn", options >> 3 & 1, "seen", options >> 4 & 1)
 "#;
@@ -105,11 +105,11 @@ assert connection.recv(1) == b""
 "#;
     let scratch = Scratch::new("net-requests");
     for (option, expected) in [("request", "ecn 1 seen 1"), ("accept", "ecn 0 seen 0")] {
-        let service = Service::start(&scratch, &["--ecn", option]);
-        let server = outside(&service, &scratch, "server", server, &[]).start(&scratch, "kernel");
+        let service = NetService::start(&scratch, &["--ecn", option]);
+        let server = kernel_python(&service, &scratch, "server", server, &[]).start(&scratch, "kernel");
         let _ = server.wait_for_line("ready");
-        let client = python(&scratch, "client", client, &[KERNEL]);
-        well(service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT), &server);
+        let client = python(&scratch, "client", client, &[KERNEL_V4]);
+        check_success(service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT), &server);
         let done = server.finish(LIMIT);
         assert!(done.text().contains(expected), "{option}: {}", done.text());
         service.stop();
@@ -118,7 +118,7 @@ assert connection.recv(1) == b""
 
 /// SYNs from peers that do not exist, and a real client among them.
 #[test]
-fn a_flood_of_syns_keeps_nobody_out_and_takes_little_memory() {
+fn syn_flood_blocks_no_client_and_uses_little_memory() {
     if plain_only() {
         return;
     }
@@ -141,8 +141,8 @@ for number in range(int(sys.argv[3])):
 print("sent", flush=True)
 "#;
     let scratch = Scratch::new("net-flood");
-    let service = Service::start(&scratch, &[]);
-    let server = python(&scratch, "server", ECHO, &[SERVICE, "7000", "2"]);
+    let service = NetService::start(&scratch, &[]);
+    let server = python(&scratch, "server", ECHO, &[SERVICE_V4, "7000", "2"]);
     let server = service.program(server, Mode::Always).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
     // TCPI_OPT_TIMESTAMPS, TCPI_OPT_SACK and TCPI_OPT_WSCALE.
@@ -151,13 +151,13 @@ print("sent", flush=True)
         "print('options', connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[5] & 7)"
     );
     let echoes = |name: &str, options: &str| {
-        let client = outside(&service, &scratch, "client", &client, &[SERVICE, &port, "5", "12"]);
-        let done = well(client.start(&scratch, name).finish(LIMIT), &server);
+        let client = kernel_python(&service, &scratch, "client", &client, &[SERVICE_V4, &port, "5", "12"]);
+        let done = check_success(client.start(&scratch, name).finish(LIMIT), &server);
         assert!(done.text().contains(options), "{}", done.text());
     };
     echoes("before", "options 7");
     let before_bytes = service.resident_bytes();
-    let flooded = outside(&service, &scratch, "flood", flood, &[SERVICE, &port, "20000"])
+    let flooded = kernel_python(&service, &scratch, "flood", flood, &[SERVICE_V4, &port, "20000"])
         .start(&scratch, "flood")
         .finish(LIMIT);
     assert!(flooded.status.success(), "{}", flooded.text());
@@ -211,17 +211,17 @@ const GAPS: &str = r#"
 kind, address, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 service, source = socket.inet_aton(address), bytes([10, 77, 0, 9])
 raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
-heard = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
-heard.bind(("utun0", 0))
-heard.settimeout(20)
+sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+sniffer.bind(("utun0", 0))
+sniffer.settimeout(20)
 def checksum(data):
     data += bytes(len(data) % 2)
     total = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
-def send(own, flags, sequence, acknowledgement, payload=b""):
-    tcp = struct.pack("!HHIIBBHHH", own, port, sequence & 0xFFFFFFFF, acknowledgement, (5 + (flags == 2)) << 4, flags, 60000, 0, 0)
+def send(own_port, flags, sequence, acknowledgement, payload=b""):
+    tcp = struct.pack("!HHIIBBHHH", own_port, port, sequence & 0xFFFFFFFF, acknowledgement, (5 + (flags == 2)) << 4, flags, 60000, 0, 0)
     # The window is as large as it may be.
     tcp += b"\x03\x03\x07\x01" * (flags == 2) + payload
     summed = checksum(source + service + struct.pack("!HH", socket.IPPROTO_TCP, len(tcp)) + tcp)
@@ -229,19 +229,19 @@ def send(own, flags, sequence, acknowledgement, payload=b""):
     ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, socket.IPPROTO_TCP, 0) + source + service
     raw.sendto(ip + tcp, (address, 0))
 for number in range(count):
-    own = 2000 + os.getpid() % 30000 + number
+    own_port = 2000 + os.getpid() % 30000 + number
     # The numbers wrap on the way.
     first = 0xFFFFFFFF - 1000
-    send(own, 2, first, 0)
+    send(own_port, 2, first, 0)
     while True:
-        packet = heard.recv(65535)
-        if packet[12:16] == service and packet[22:24] == struct.pack("!H", own) and packet[33] & 0x12 == 0x12:
+        packet = sniffer.recv(65535)
+        if packet[12:16] == service and packet[22:24] == struct.pack("!H", own_port) and packet[33] & 0x12 == 0x12:
             break
     acknowledgement = (struct.unpack("!I", packet[24:28])[0] + 1) & 0xFFFFFFFF
-    send(own, 16, first + 1, acknowledgement)
+    send(own_port, 16, first + 1, acknowledgement)
     length, step, end = (1000, 1001, 4 << 20) if kind == "parts" else (1, 3, 50000)
-    for place in range(3, end, step):
-        send(own, 16, first + 1 + place, acknowledgement, b"x" * length)
+    for offset in range(3, end, step):
+        send(own_port, 16, first + 1 + offset, acknowledgement, b"x" * length)
 print("done", flush=True)
 time.sleep(600)
 "#;
@@ -264,17 +264,17 @@ fn peers_that_take_memory_take_a_bounded_amount() {
         ("parts", GAPS, "waits", 5 << 20, 1 << 20),
     ] {
         let scratch = Scratch::new(&format!("net-{kind}"));
-        let service = Service::start(&scratch, &[]);
-        let server = python(&scratch, "server", IDLE, &[SERVICE, "7000", serves]);
+        let service = NetService::start(&scratch, &[]);
+        let server = python(&scratch, "server", IDLE, &[SERVICE_V4, "7000", serves]);
         let server = service.program(server, Mode::Always).start(&scratch, "server");
         let port = server.wait_for_line("ready ");
         let peers = |name: &str, count: &str| {
-            let peers = outside(&service, &scratch, "peers", script, &[kind, SERVICE, &port, count]);
+            let peers = kernel_python(&service, &scratch, "peers", script, &[kind, SERVICE_V4, &port, count]);
             let peers = peers.start(&scratch, name);
             let _ = peers.wait_for_line("done");
             peers
         };
-        let settled = || {
+        let wait_for_stable_memory = || {
             let mut before = (0, 0);
             wait_until("memory that does not grow", || {
                 std::thread::sleep(Duration::from_millis(300));
@@ -284,9 +284,9 @@ fn peers_that_take_memory_take_a_bounded_amount() {
         };
         // The first peers make the allocations that happen only once.
         drop(peers("first", "1").stop(libc::SIGKILL));
-        let (own_bytes, shared_bytes) = settled();
+        let (own_bytes, shared_bytes) = wait_for_stable_memory();
         let peers = peers("peers", &CONNECTIONS.to_string());
-        let (own_after, shared_after) = settled();
+        let (own_after, shared_after) = wait_for_stable_memory();
         let own = own_after.saturating_sub(own_bytes) / CONNECTIONS;
         let shared = shared_after.saturating_sub(shared_bytes) / CONNECTIONS;
         println!("{kind}: a connection takes {} KiB of its own and {} KiB shared", own >> 10, shared >> 10);
@@ -301,27 +301,27 @@ fn peers_that_take_memory_take_a_bounded_amount() {
 /// A program that only holds accepted connections.
 const HOLDS: &str = r#"
 import resource
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+max_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (max_descriptors, max_descriptors))
 listener = socket.create_server((sys.argv[1], 7000), backlog=64)
 print("ready", flush=True)
 held = []
 while True:
     connection, _ = listener.accept()
-    connection.sendall(whole(connection, 1000))
+    connection.sendall(receive_exactly(connection, 1000))
     held.append(connection.detach())
 "#;
 
 /// Clients that exchange one message and are then idle.
 const SILENT: &str = r#"
 import resource
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+max_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (max_descriptors, max_descriptors))
 kept = []
 for _ in range(int(sys.argv[2])):
     connection = socket.create_connection((sys.argv[1], 7000), timeout=60)
     connection.sendall(b"x" * 1000)
-    assert whole(connection, 1000) == b"x" * 1000
+    assert receive_exactly(connection, 1000) == b"x" * 1000
     kept.append(connection)
 print("done", flush=True)
 time.sleep(600)
@@ -329,28 +329,28 @@ time.sleep(600)
 
 /// An idle connection that has been used takes less memory in the service than a socket in the kernel.
 #[test]
-fn an_idle_connection_takes_little_memory() {
+fn idle_connection_uses_little_memory() {
     if plain_only() {
         return;
     }
     const CONNECTIONS: usize = 1000;
     const MAX_BYTES: u64 = 1536;
     let scratch = Scratch::new("net-idle");
-    let service = Service::start(&scratch, &[]);
-    let server = python(&scratch, "server", HOLDS, &[SERVICE]);
+    let service = NetService::start(&scratch, &[]);
+    let server = python(&scratch, "server", HOLDS, &[SERVICE_V4]);
     let server = service.program(server, Mode::Auto).start(&scratch, "server");
     let _ = server.wait_for_line("ready");
     let connect = |name: &str, count: usize| {
-        let clients = outside(&service, &scratch, "silent", SILENT, &[SERVICE, &count.to_string()]);
+        let clients = kernel_python(&service, &scratch, "silent", SILENT, &[SERVICE_V4, &count.to_string()]);
         let clients = clients.start(&scratch, name);
         let _ = clients.wait_for_line("done");
         clients
     };
     let first = connect("first", 16);
-    let taken = || (service.resident_bytes() + service.shared_bytes(), server.status_bytes("VmRSS:"));
-    let before = taken();
+    let memory_used = || (service.resident_bytes() + service.shared_bytes(), server.status_bytes("VmRSS:"));
+    let before = memory_used();
     let others = connect("others", CONNECTIONS);
-    let after = taken();
+    let after = memory_used();
     let of_service = after.0.saturating_sub(before.0) / CONNECTIONS as u64;
     let of_program = after.1.saturating_sub(before.1) / CONNECTIONS as u64;
     println!("an idle connection takes {of_service} bytes of the service and {of_program} of the program");
@@ -359,6 +359,6 @@ fn an_idle_connection_takes_little_memory() {
     drop(first.stop(libc::SIGKILL));
     drop(others.stop(libc::SIGKILL));
     drop(server.stop(libc::SIGKILL));
-    service.wait_until_empty();
+    service.wait_until_no_connections();
     service.stop();
 }

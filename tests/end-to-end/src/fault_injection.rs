@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::random::test_size;
 
 /// Number of runs at the same time.
-const ABREAST: usize = 2;
+const PARALLEL_RUNS: usize = 2;
 /// Maximum number of failed runs, after which the test stops.
 const MAX_FAILURES: usize = 5;
 
@@ -31,7 +31,7 @@ pub struct Fault {
 impl Fault {
     /// Returns the value of `INJECT_FAULT` for this fault.
     #[must_use]
-    pub fn plan(&self) -> String {
+    pub fn env_value(&self) -> String {
         format!("{}{}:{}", self.number, self.mode, self.errno)
     }
 }
@@ -39,7 +39,7 @@ impl Fault {
 /// Returns every fault for these calls. The same numbers fail in other runs too, where threads take
 /// turns differently: what matters is that each kind of call fails at many moments.
 #[must_use]
-pub fn all(calls: &[String], errors: &[i32]) -> Vec<Fault> {
+pub fn all_faults(calls: &[String], errors: &[i32]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (index, kind) in calls.iter().enumerate() {
         if kind == "Close" {
@@ -58,8 +58,8 @@ pub fn all(calls: &[String], errors: &[i32]) -> Vec<Fault> {
     faults
 }
 
-/// Returns an even share of the faults of each kind, `most` of each.
-fn share(faults: Vec<Fault>, most: usize) -> Vec<Fault> {
+/// Returns an even share of the faults of each kind, `max_per_kind` of each.
+fn sample(faults: Vec<Fault>, max_per_kind: usize) -> Vec<Fault> {
     let mut kinds: BTreeMap<String, Vec<Fault>> = BTreeMap::new();
     for fault in faults {
         kinds.entry(fault.kind.clone()).or_default().push(fault);
@@ -68,21 +68,21 @@ fn share(faults: Vec<Fault>, most: usize) -> Vec<Fault> {
         .into_values()
         .flat_map(|faults| {
             // A step without a common divisor with the numbers of modes and errors meets all of them.
-            let step = (faults.len() / most).max(1);
+            let step = (faults.len() / max_per_kind).max(1);
             let step = if step > 1 { step / 42 * 42 + 43 } else { 1 };
             let len = faults.len();
-            (0..most.min(len)).map(move |at| faults[at * step % len].clone())
+            (0..max_per_kind.min(len)).map(move |at| faults[at * step % len].clone())
         })
         .collect()
 }
 
-/// Returns the faults that `UNCOPY_TEST_FAULTS` selects; by default at most `most` of each kind, or
+/// Returns the faults that `UNCOPY_TEST_FAULTS` selects; by default at most `max_per_kind` of each kind, or
 /// a third of that in tests smaller than those of `make test-all`.
 ///
 /// # Panics
 /// When the variable has another form.
 #[must_use]
-pub fn chosen(all: Vec<Fault>, most: usize) -> Vec<Fault> {
+pub fn select_faults(all: Vec<Fault>, max_per_kind: usize) -> Vec<Fault> {
     match std::env::var("UNCOPY_TEST_FAULTS") {
         Ok(which) if which == "all" => all,
         // A share, such as 3/8.
@@ -92,7 +92,7 @@ pub fn chosen(all: Vec<Fault>, most: usize) -> Vec<Fault> {
             all.into_iter().skip(at - 1).step_by(of).collect()
         }
         Ok(kind) => all.into_iter().filter(|fault| fault.kind == kind).collect(),
-        Err(_) => share(all, if test_size() < 10 { most.div_ceil(3) } else { most }),
+        Err(_) => sample(all, if test_size() < 10 { max_per_kind.div_ceil(3) } else { max_per_kind }),
     }
 }
 
@@ -101,7 +101,7 @@ pub fn chosen(all: Vec<Fault>, most: usize) -> Vec<Fault> {
 /// # Panics
 /// When there is no log.
 #[must_use]
-pub fn logged(log: &Path) -> Vec<String> {
+pub fn read_call_log(log: &Path) -> Vec<String> {
     let log = std::fs::read(log).expect("the log");
     let records: Vec<[u8; 8]> = log.chunks_exact(8).map(|record| record.try_into().expect("8")).collect();
     let count = usize::try_from(u64::from_ne_bytes(records[0])).expect("a number");
@@ -113,13 +113,13 @@ pub fn logged(log: &Path) -> Vec<String> {
 ///
 /// # Panics
 /// With the failures, if there are any.
-pub fn try_each(chosen: &[Fault], try_one: impl Fn(&Fault) -> Result<(), String> + Sync) {
+pub fn try_each(faults: &[Fault], try_one: impl Fn(&Fault) -> Result<(), String> + Sync) {
     let next = AtomicUsize::new(0);
     let failures: Vec<String> = std::thread::scope(|scope| {
         let worker = || {
             let mut failures = Vec::new();
             while failures.len() < MAX_FAILURES
-                && let Some(fault) = chosen.get(next.fetch_add(1, Ordering::Relaxed))
+                && let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed))
             {
                 if let Err(failure) = try_one(fault) {
                     // Printed at once, because the whole test takes long.
@@ -129,7 +129,7 @@ pub fn try_each(chosen: &[Fault], try_one: impl Fn(&Fault) -> Result<(), String>
             }
             failures
         };
-        let workers: Vec<_> = (0..ABREAST).map(|_| scope.spawn(worker)).collect();
+        let workers: Vec<_> = (0..PARALLEL_RUNS).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().flat_map(|worker| worker.join().expect("worker")).collect()
     });
     assert!(failures.is_empty(), "{} runs went wrong:\n{}", failures.len(), failures.join("\n"));

@@ -29,22 +29,22 @@ static struct sockaddr_in address_of(const char *host, int port) {
     return address;
 }
 
-static int option(int fd, int level, int name) {
+static int get_option(int fd, int level, int name) {
     int value = -1;
     socklen_t len = sizeof value;
     EXPECT(getsockopt(fd, level, name, &value, &len) == 0 && len == sizeof value);
     return value;
 }
 
-static void set(int fd, int level, int name, int value) {
+static void set_option(int fd, int level, int name, int value) {
     EXPECT(setsockopt(fd, level, name, &value, sizeof value) == 0);
 }
 
 // Registered before it connects, as nginx does; by which descriptor epoll tells of it.
-static int begin(int epoll, const struct sockaddr_in *to) {
+static int start_connect(int epoll, const struct sockaddr_in *to) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     EXPECT(fd >= 0);
-    set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u64 = 1000 + fd};
     EXPECT(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
     EXPECT(connect(fd, (const struct sockaddr *)to, sizeof *to) == -1 && errno == EINPROGRESS);
@@ -52,44 +52,44 @@ static int begin(int epoll, const struct sockaddr_in *to) {
     return fd;
 }
 
-static unsigned next(int epoll, int fd) {
+static unsigned next_events(int epoll, int fd) {
     struct epoll_event event;
     EXPECT(epoll_wait(epoll, &event, 1, 10000) == 1);
     EXPECT(event.data.u64 == (unsigned)(1000 + fd));
     return event.events;
 }
 
-int main(int count, char **words) {
+int main(int count, char **arguments) {
     EXPECT(count == 3);
-    struct sockaddr_in there = address_of(words[1], atoi(words[2]));
+    struct sockaddr_in service_address = address_of(arguments[1], atoi(arguments[2]));
     int listener = socket(AF_INET, SOCK_STREAM, 0), epoll = epoll_create1(EPOLL_CLOEXEC);
-    set(listener, SOL_SOCKET, SO_REUSEADDR, 1);
-    struct sockaddr_in any = address_of("0.0.0.0", atoi(words[2]));
+    set_option(listener, SOL_SOCKET, SO_REUSEADDR, 1);
+    struct sockaddr_in any = address_of("0.0.0.0", atoi(arguments[2]));
     EXPECT(bind(listener, (struct sockaddr *)&any, sizeof any) == 0);
     EXPECT(bind(listener, (struct sockaddr *)&any, sizeof any) == -1 && errno == EINVAL);
-    set(listener, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(listener, IPPROTO_TCP, TCP_NODELAY, 1);
     EXPECT(listen(listener, 16) == 0);
-    EXPECT(option(listener, SOL_SOCKET, SO_DOMAIN) == AF_INET && option(listener, SOL_SOCKET, SO_ACCEPTCONN) == 1);
+    EXPECT(get_option(listener, SOL_SOCKET, SO_DOMAIN) == AF_INET && get_option(listener, SOL_SOCKET, SO_ACCEPTCONN) == 1);
 
-    int near = begin(epoll, &there);
-    EXPECT(next(epoll, near) & EPOLLOUT);
-    EXPECT(option(near, SOL_SOCKET, SO_ERROR) == 0 && option(near, IPPROTO_TCP, TCP_NODELAY) == 1);
-    EXPECT(connect(near, (struct sockaddr *)&there, sizeof there) == 0);
-    EXPECT(connect(near, (struct sockaddr *)&there, sizeof there) == -1 && errno == EISCONN);
+    int near = start_connect(epoll, &service_address);
+    EXPECT(next_events(epoll, near) & EPOLLOUT);
+    EXPECT(get_option(near, SOL_SOCKET, SO_ERROR) == 0 && get_option(near, IPPROTO_TCP, TCP_NODELAY) == 1);
+    EXPECT(connect(near, (struct sockaddr *)&service_address, sizeof service_address) == 0);
+    EXPECT(connect(near, (struct sockaddr *)&service_address, sizeof service_address) == -1 && errno == EISCONN);
     // The length is told, whatever there is room for.
     struct sockaddr_in peer, own;
     socklen_t len = 4;
     memset(&peer, 0xee, sizeof peer);
     int far = accept4(listener, (struct sockaddr *)&peer, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
     EXPECT(far >= 0 && len == sizeof peer && peer.sin_family == AF_INET && peer.sin_addr.s_addr == 0xeeeeeeee);
-    EXPECT(fcntl(far, F_GETFL) & O_NONBLOCK && option(far, IPPROTO_TCP, TCP_NODELAY) == 1);
+    EXPECT(fcntl(far, F_GETFL) & O_NONBLOCK && get_option(far, IPPROTO_TCP, TCP_NODELAY) == 1);
     len = sizeof peer;
     EXPECT(getpeername(far, (struct sockaddr *)&peer, &len) == 0 && len == sizeof peer);
     len = sizeof own;
     EXPECT(getsockname(near, (struct sockaddr *)&own, &len) == 0 && len == sizeof own);
     EXPECT(own.sin_port == peer.sin_port && own.sin_addr.s_addr == peer.sin_addr.s_addr);
     len = sizeof own;
-    EXPECT(getsockname(far, (struct sockaddr *)&own, &len) == 0 && own.sin_port == there.sin_port);
+    EXPECT(getsockname(far, (struct sockaddr *)&own, &len) == 0 && own.sin_port == service_address.sin_port);
     EXPECT(getpeername(listener, (struct sockaddr *)&own, &len) == -1 && errno == ENOTCONN);
     EXPECT(getsockname(near, (struct sockaddr *)8, &len) == -1 && errno == EFAULT);
     struct tcp_info info;
@@ -122,16 +122,16 @@ int main(int count, char **words) {
     EXPECT(close(near) == 0);
 
     // Nobody listens at the next port: told by epoll and SO_ERROR, and by a connect that waits, again and again.
-    struct sockaddr_in nobody = there;
+    struct sockaddr_in nobody = service_address;
     nobody.sin_port = htons(9);
-    near = begin(epoll, &nobody);
-    EXPECT(next(epoll, near) & (EPOLLERR | EPOLLHUP));
-    EXPECT(option(near, SOL_SOCKET, SO_ERROR) == ECONNREFUSED);
+    near = start_connect(epoll, &nobody);
+    EXPECT(next_events(epoll, near) & (EPOLLERR | EPOLLHUP));
+    EXPECT(get_option(near, SOL_SOCKET, SO_ERROR) == ECONNREFUSED);
     EXPECT(close(near) == 0);
     near = socket(AF_INET, SOCK_STREAM, 0);
     for (int turn = 0; turn < 2; ++turn)
         EXPECT(connect(near, (struct sockaddr *)&nobody, sizeof nobody) == -1 && errno == ECONNREFUSED);
-    EXPECT(connect(near, (struct sockaddr *)&there, sizeof there) == 0);
+    EXPECT(connect(near, (struct sockaddr *)&service_address, sizeof service_address) == 0);
     EXPECT(close(near) == 0);
 
     // A bound socket that connects to somebody of the kernel's is the kernel's again.

@@ -22,10 +22,10 @@ pub fn can_mount(test: &str) -> bool {
     is_root
 }
 
-/// Returns the number of lives of each kind: `whole` in tests as large as in `make test-all`, one at least.
+/// Returns the number of cycles of each kind: `full` in tests as large as in `make test-all`, one at least.
 #[must_use]
-pub fn lives(whole: u64) -> u64 {
-    (whole * test_size()).div_ceil(10)
+pub fn scaled_cycles(full: u64) -> u64 {
+    (full * test_size()).div_ceil(10)
 }
 
 /// Runs the first script in a mount namespace of its own, with the arguments `uncopy`, the other scripts, a
@@ -35,24 +35,24 @@ pub fn lives(whole: u64) -> u64 {
 /// When the script fails, prints no such line, or hangs.
 pub fn run_script<S: AsRef<OsStr>>(scripts: &[&str], title: &str, arguments: &[S]) -> String {
     let scratch = Scratch::in_memory("store");
-    let room = scratch.directory("room");
+    let directory = scratch.directory("room");
     let (first, others) = scripts.split_first().expect("a script");
     let done: Result<Finished, String> = Program::new("/usr/bin/unshare")
         .args(["--mount", "--propagation", "private", "bash"])
         .args([script(first), bin_dir().join("uncopy")])
         .args(others.iter().map(|name| script(name)))
-        .args([room])
+        .args([directory])
         .args(arguments)
         .mode(Mode::Plain)
         .start(&scratch, "script")
         .try_finish(LIMIT);
-    let said = match &done {
+    let output = match &done {
         Ok(done) if done.status.success() => String::from_utf8_lossy(&done.output).into_owned(),
         _ => String::new(),
     };
-    if !said.contains("checked ") {
+    if !output.contains("checked ") {
         let text = done.map_or_else(|hang| hang, |done| done.text());
         panic!("{title}, in {} (UNCOPY_TEST_KEEP=1 keeps it): {text}", scratch.path().display());
     }
-    said
+    output
 }

@@ -13,49 +13,49 @@ pub fn may_fork(action: &str) -> bool {
 /// # Panics
 /// When there is no such action, or the action fails where it must not.
 #[must_use]
-pub fn act(action: &str) -> String {
+pub fn apply(action: &str) -> String {
     match action {
         "nothing" => "done".to_owned(),
-        "address-space" => lower(libc::RLIMIT_AS, 2 << 30),
-        "address-space-by-prlimit" => lower_by_prlimit(libc::RLIMIT_AS, 2 << 30),
-        "data" => lower(libc::RLIMIT_DATA, 1 << 30),
-        "descriptors" => use_up_descriptors(),
-        "mappings" => use_up_mappings(),
-        "processes" => lower_processes(),
+        "address-space" => set_limit(libc::RLIMIT_AS, 2 << 30),
+        "address-space-by-prlimit" => set_limit_by_prlimit(libc::RLIMIT_AS, 2 << 30),
+        "data" => set_limit(libc::RLIMIT_DATA, 1 << 30),
+        "descriptors" => exhaust_descriptors(),
+        "mappings" => exhaust_mappings(),
+        "processes" => limit_processes(),
         "lock-all" => lock_all(libc::MCL_CURRENT | libc::MCL_FUTURE),
         "lock-future" => lock_all(libc::MCL_FUTURE),
-        "filter-refusing" => filter(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, Install::Prctl),
-        "filter-killing" => filter(libc::SECCOMP_RET_KILL_PROCESS, Install::Prctl),
-        "filter-by-seccomp" => filter(libc::SECCOMP_RET_KILL_PROCESS, Install::Syscall),
+        "filter-refusing" => install_filter(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, FilterCall::Prctl),
+        "filter-killing" => install_filter(libc::SECCOMP_RET_KILL_PROCESS, FilterCall::Prctl),
+        "filter-by-seccomp" => install_filter(libc::SECCOMP_RET_KILL_PROCESS, FilterCall::Syscall),
         other => panic!("unknown action {other}"),
     }
 }
 
-fn lower(resource: libc::__rlimit_resource_t, bytes: u64) -> String {
+fn set_limit(resource: libc::__rlimit_resource_t, bytes: u64) -> String {
     let limit = rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: `limit` is an initialized rlimit that setrlimit(2) only reads.
     assert_eq!(unsafe { libc::setrlimit(resource, &raw const limit) }, 0, "setrlimit");
-    room(bytes)
+    check_allocatable(bytes)
 }
 
-fn lower_by_prlimit(resource: libc::__rlimit_resource_t, bytes: u64) -> String {
+fn set_limit_by_prlimit(resource: libc::__rlimit_resource_t, bytes: u64) -> String {
     let limit = rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the limit is valid; the old one is not asked for.
     let done = unsafe { libc::prlimit(0, resource, &raw const limit, std::ptr::null_mut()) };
     assert_eq!(done, 0, "prlimit");
-    room(bytes)
+    check_allocatable(bytes)
 }
 
 /// Checks that most of what the limit allows can be allocated.
-fn room(bytes: u64) -> String {
+fn check_allocatable(bytes: u64) -> String {
     let len = usize::try_from(bytes).expect("fits") / 4 * 3;
     // SAFETY: the mapping is made and removed here, and nothing else refers to it.
     unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let room = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
-        assert_ne!(room, libc::MAP_FAILED, "three quarters of the limit cannot be had");
-        libc::munmap(room, len);
+        let mapping = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
+        assert_ne!(mapping, libc::MAP_FAILED, "three quarters of the limit cannot be had");
+        libc::munmap(mapping, len);
     }
     let heap = vec![1u8; 64 << 20];
     assert_eq!(std::hint::black_box(&heap)[33 << 20], 1);
@@ -63,14 +63,14 @@ fn room(bytes: u64) -> String {
 }
 
 /// Forbids further threads and processes; does not bind processes with CAP_SYS_RESOURCE.
-fn lower_processes() -> String {
+fn limit_processes() -> String {
     let limit = rlimit { rlim_cur: 1, rlim_max: 1 };
     // SAFETY: `limit` is an initialized rlimit that setrlimit(2) only reads.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit) }, 0, "setrlimit");
     "limited".to_owned()
 }
 
-fn use_up_descriptors() -> String {
+fn exhaust_descriptors() -> String {
     let limit = rlimit { rlim_cur: 64, rlim_max: 64 };
     // SAFETY: the limit is valid; new descriptors, kept open.
     unsafe {
@@ -84,7 +84,7 @@ fn use_up_descriptors() -> String {
 
 /// Maps single pages, every other one of them inaccessible, until the kernel refuses; then gives a few back
 /// for what the workload itself must have.
-fn use_up_mappings() -> String {
+fn exhaust_mappings() -> String {
     let mut made: Vec<*mut libc::c_void> = Vec::with_capacity(1 << 20);
     // SAFETY: only mappings made here are unmapped.
     unsafe {
@@ -108,19 +108,19 @@ fn lock_all(flags: c_int) -> String {
     // SAFETY: mlockall(2) takes flags and changes no byte of memory.
     match unsafe { libc::mlockall(flags) } {
         0 => "locked".to_owned(),
-        _ => format!("errno {}", crate::plain::errno()),
+        _ => format!("errno {}", crate::oracle::errno()),
     }
 }
 
-enum Install {
+enum FilterCall {
     Prctl,
     Syscall,
 }
 
 /// Forbids what uncopy does and an ordinary program does not: userfaultfd and its requests, unshare,
 /// close_range.
-fn filter(action: u32, install: Install) -> String {
-    let code = |code: u32, jt: u8, jf: u8, k: u32| sock_filter {
+fn install_filter(action: u32, call: FilterCall) -> String {
+    let instruction = |code: u32, jt: u8, jf: u8, k: u32| sock_filter {
         code: u16::try_from(code).expect("fits"),
         jt,
         jf,
@@ -128,35 +128,35 @@ fn filter(action: u32, install: Install) -> String {
     };
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let give = libc::BPF_RET | libc::BPF_K;
-    let number = |number: libc::c_long| u32::try_from(number).expect("fits");
+    let ret = libc::BPF_RET | libc::BPF_K;
+    let syscall_nr = |number: libc::c_long| u32::try_from(number).expect("fits");
     // struct seccomp_data: nr at 0, the low half of the second argument at 24.
     let mut program = [
-        code(load, 0, 0, 0),
-        code(equal, 7, 0, number(libc::SYS_userfaultfd)),
-        code(equal, 6, 0, number(libc::SYS_unshare)),
-        code(equal, 5, 0, number(libc::SYS_close_range)),
-        code(equal, 0, 3, number(libc::SYS_ioctl)),
-        code(load, 0, 0, 24),
-        code(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, 0xff00),
-        code(equal, 1, 0, 0xaa00),
-        code(give, 0, 0, libc::SECCOMP_RET_ALLOW),
-        code(give, 0, 0, action),
+        instruction(load, 0, 0, 0),
+        instruction(equal, 7, 0, syscall_nr(libc::SYS_userfaultfd)),
+        instruction(equal, 6, 0, syscall_nr(libc::SYS_unshare)),
+        instruction(equal, 5, 0, syscall_nr(libc::SYS_close_range)),
+        instruction(equal, 0, 3, syscall_nr(libc::SYS_ioctl)),
+        instruction(load, 0, 0, 24),
+        instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, 0xff00),
+        instruction(equal, 1, 0, 0xaa00),
+        instruction(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
+        instruction(ret, 0, 0, action),
     ];
     let program =
         sock_fprog { len: u16::try_from(program.len()).expect("fits"), filter: program.as_mut_ptr() };
     // SAFETY: a valid program; seccomp copies it.
     let done = unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0, "prctl");
-        match install {
-            Install::Prctl => i64::from(libc::prctl(
+        match call {
+            FilterCall::Prctl => i64::from(libc::prctl(
                 libc::PR_SET_SECCOMP,
                 libc::SECCOMP_MODE_FILTER,
                 &raw const program,
                 0,
                 0,
             )),
-            Install::Syscall => libc::syscall(
+            FilterCall::Syscall => libc::syscall(
                 libc::SYS_seccomp,
                 libc::SECCOMP_SET_MODE_FILTER,
                 libc::SECCOMP_FILTER_FLAG_TSYNC,
@@ -164,7 +164,7 @@ fn filter(action: u32, install: Install) -> String {
             ),
         }
     };
-    assert_eq!(done, 0, "seccomp: errno {}", crate::plain::errno());
+    assert_eq!(done, 0, "seccomp: errno {}", crate::oracle::errno());
     "installed".to_owned()
 }
 
@@ -180,10 +180,10 @@ pub fn exec_under_filter(action: &str, command: &[std::ffi::CString]) -> ! {
         "trap" => libc::SECCOMP_RET_TRAP,
         other => panic!("unknown filter {other}"),
     };
-    let _ = filter(action, Install::Syscall);
+    let _ = install_filter(action, FilterCall::Syscall);
     let mut arguments: Vec<*const libc::c_char> = command.iter().map(|word| word.as_ptr()).collect();
     arguments.push(std::ptr::null());
     // SAFETY: terminated strings and a terminated array.
     unsafe { libc::execv(arguments[0], arguments.as_ptr()) };
-    panic!("execv: errno {}", crate::plain::errno());
+    panic!("execv: errno {}", crate::oracle::errno());
 }

@@ -14,9 +14,9 @@ use crate::mates::Mates;
 use crate::program::{Kind, MAX_WORKERS, Program};
 use crate::progress::Progress;
 
-/// The program of a trial.
+/// The program of a test run.
 #[derive(Clone, Copy, Debug)]
-pub enum Subject<'a> {
+pub enum ProgramSource<'a> {
     /// The generated program of a seed, with its number of operations.
     Seed(u64, usize),
     /// A program given as data.
@@ -25,7 +25,7 @@ pub enum Subject<'a> {
 
 /// Parameters of a run.
 #[derive(Clone, Debug)]
-pub struct Trial {
+pub struct TestRun {
     /// Path of the binary that executes programs.
     pub machine: PathBuf,
     /// Plain, or under the library with certain options.
@@ -33,13 +33,13 @@ pub struct Trial {
     /// Number of mates that the program's streams go to, by lanes.
     pub mates: usize,
     /// Runner for programs of files (see [`crate::files`]): each is run plain and with a log.
-    pub of_files: Option<OfFiles>,
+    pub file_runner: Option<FileRunner>,
     /// Time limit of one run.
     pub limit: Duration,
 }
 
-/// Function that runs a program of files: [`crate::files::trial::run`].
-pub type OfFiles = fn(&Trial, Subject) -> Report;
+/// Function that runs a program of files: [`crate::files::test_run::run`].
+pub type FileRunner = fn(&TestRun, ProgramSource) -> Report;
 
 /// Result of one run.
 #[derive(Clone, Debug)]
@@ -56,15 +56,15 @@ pub struct Report {
     pub reached: [Option<usize>; MAX_WORKERS],
 }
 
-impl Trial {
-    /// Returns a trial of the binary `machine` in a mode, with a limit of two minutes.
+impl TestRun {
+    /// Returns a test run of the binary `machine` in a mode, with a limit of two minutes.
     #[must_use]
     pub fn new(machine: impl AsRef<Path>, mode: Mode) -> Self {
         Self {
             machine: machine.as_ref().to_owned(),
             mode,
             mates: 0,
-            of_files: None,
+            file_runner: None,
             limit: Duration::from_secs(120),
         }
     }
@@ -78,15 +78,15 @@ impl Trial {
 
     /// Sets the runner for programs of files.
     #[must_use]
-    pub const fn of_files(mut self, of_files: Option<OfFiles>) -> Self {
-        self.of_files = of_files;
+    pub const fn with_file_runner(mut self, file_runner: Option<FileRunner>) -> Self {
+        self.file_runner = file_runner;
         self
     }
 
     /// Returns the program of a seed.
     #[must_use]
     pub fn program(&self, seed: u64, operations: usize) -> Program {
-        if self.of_files.is_some() {
+        if self.file_runner.is_some() {
             files::generator::generate(seed, operations)
         } else {
             generate(seed, operations)
@@ -98,27 +98,27 @@ impl Trial {
     /// # Panics
     /// If the binary or the library does not exist.
     #[must_use]
-    pub fn run(&self, subject: Subject) -> Report {
-        if let Some(run) = self.of_files {
-            return run(self, subject);
+    pub fn run(&self, source: ProgramSource) -> Report {
+        if let Some(run) = self.file_runner {
+            return run(self, source);
         }
         let scratch = Scratch::new("machine");
         let progress = scratch.join("progress");
         let page = Progress::open(&progress);
         let mut command = Command::new(&self.machine).args(["execute", "--progress"]).args([&progress]);
-        command = match subject {
-            Subject::Seed(seed, operations) => command.args([
+        command = match source {
+            ProgramSource::Seed(seed, operations) => command.args([
                 "--seed".to_owned(),
                 seed.to_string(),
                 "--length".to_owned(),
                 operations.to_string(),
             ]),
-            Subject::Program(program) => {
+            ProgramSource::Program(program) => {
                 command.args(["--program"]).args([scratch.write("program", program.to_string())])
             }
         };
         let mates = Mates::start(&self.machine, self.mode, self.mates, &scratch);
-        let command = mates.join(command);
+        let command = mates.add_to_command(command);
         let running = command.mode(self.mode).directory(scratch.path()).start(&scratch, "run");
         let mut counters = vec![0; Counter::ALL.len()];
         let mut failure = match running.try_finish(self.limit) {
@@ -127,12 +127,13 @@ impl Trial {
                 if let Some(found) = &done.counters {
                     counters = Counter::ALL.iter().map(|counter| found.get(*counter)).collect();
                 }
-                let why = !done.status.success() || done.has_complaint();
-                why.then(|| format!("{}\n{}{}", done.status, done.errors, text(done.counters.as_ref())))
+                let has_failed = !done.status.success() || done.has_complaint();
+                has_failed
+                    .then(|| format!("{}\n{}{}", done.status, done.errors, text(done.counters.as_ref())))
             }
         };
-        if let Some(wrong) = mates.end(self.limit) {
-            failure = Some(failure.unwrap_or_default() + &wrong);
+        if let Some(mate_failures) = mates.end(self.limit) {
+            failure = Some(failure.unwrap_or_default() + &mate_failures);
         }
         Report {
             kinds: page.kinds(),
@@ -150,7 +151,7 @@ fn text(counters: Option<&Counters>) -> String {
 
 /// Sums over many reports.
 #[derive(Clone, Debug)]
-pub struct Sum {
+pub struct Totals {
     /// Number of programs run.
     pub programs: u64,
     kinds: Vec<u64>,
@@ -158,7 +159,7 @@ pub struct Sum {
     counters: Vec<u64>,
 }
 
-impl Default for Sum {
+impl Default for Totals {
     fn default() -> Self {
         Self {
             programs: 0,
@@ -169,7 +170,7 @@ impl Default for Sum {
     }
 }
 
-impl Sum {
+impl Totals {
     /// Adds the figures of one report.
     pub fn add(&mut self, report: &Report) {
         self.programs += 1;
@@ -198,7 +199,7 @@ impl Sum {
     }
 }
 
-impl std::fmt::Display for Sum {
+impl std::fmt::Display for Totals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(
             f,

@@ -13,7 +13,7 @@ use uncopy_tests::scratch::Scratch;
 
 use crate::program::MAX_WORKERS;
 use crate::progress::Progress;
-use crate::trial::{Report, Subject, Trial};
+use crate::test_run::{ProgramSource, Report, TestRun};
 
 /// Log size in bytes: the minimum, so that the log is full now and then.
 const LOG_BYTES: &str = "16777216";
@@ -26,7 +26,7 @@ const LINES_BEFORE: usize = 6;
 
 /// Whether files of this directory can take part in a log: see `uncopy_store::mark`.
 #[must_use]
-pub fn is_fit(directory: &Path) -> bool {
+pub fn supports_log(directory: &Path) -> bool {
     let Ok(name) = std::ffi::CString::new(directory.as_os_str().as_encoded_bytes()) else { return false };
     // SAFETY: `name` is NUL-terminated and lives through the call; an all-zero `statfs` is valid
     // and lives through it too.
@@ -38,8 +38,8 @@ pub fn is_fit(directory: &Path) -> bool {
 }
 
 /// One run: parameters and paths.
-struct Way<'a> {
-    trial: &'a Trial,
+struct RunSpec<'a> {
+    test_run: &'a TestRun,
     scratch: &'a Scratch,
     program: &'a Path,
     /// Name of the run, which its files are named after.
@@ -49,63 +49,68 @@ struct Way<'a> {
 }
 
 /// Result of a run.
-struct Done {
+struct RunResult {
     /// Recorded result of each call.
     trace: String,
     /// Files at the end: length, link count and digest of the contents.
     files: BTreeMap<String, (u64, u64, u64)>,
     counters: Option<Counters>,
-    wrong: Option<String>,
+    failure: Option<String>,
 }
 
-impl Way<'_> {
+impl RunSpec<'_> {
     fn progress(&self) -> PathBuf {
         self.scratch.join(&format!("{}.progress", self.name))
     }
 
-    fn start(&self, room: &Path) -> Running {
+    fn start(&self, directory: &Path) -> Running {
         let trace = self.scratch.join(&format!("{}.trace", self.name));
-        let mut words: Vec<PathBuf> = Vec::new();
+        let mut arguments: Vec<PathBuf> = Vec::new();
         if self.is_logged {
             let stats = self.scratch.join(&format!("{}.counters", self.name));
-            words.extend(["run", "--policy", "always", "--min-size", self.min_size].map(PathBuf::from));
-            words.extend(["--log-size".into(), LOG_BYTES.into(), "--log".into(), self.scratch.join("log")]);
-            words.extend(["--stats".into(), stats, "--".into(), self.trial.machine.clone()]);
+            arguments.extend(["run", "--policy", "always", "--min-size", self.min_size].map(PathBuf::from));
+            arguments.extend([
+                "--log-size".into(),
+                LOG_BYTES.into(),
+                "--log".into(),
+                self.scratch.join("log"),
+            ]);
+            arguments.extend(["--stats".into(), stats, "--".into(), self.test_run.machine.clone()]);
         }
-        words.extend(["execute-files".into(), "--program".into(), self.program.to_owned()]);
-        words.extend(["--progress".into(), self.progress(), "--trace".into(), trace]);
+        arguments.extend(["execute-files".into(), "--program".into(), self.program.to_owned()]);
+        arguments.extend(["--progress".into(), self.progress(), "--trace".into(), trace]);
         if self.is_logged {
-            words.extend(["--warm".into(), self.scratch.join("warm")]);
+            arguments.extend(["--warm".into(), self.scratch.join("warm")]);
         }
         // The tests' own variables must not act as options.
-        let ours = std::env::vars_os().map(|variable| variable.0);
-        let ours = ours.filter(|name| name.to_string_lossy().starts_with("UNCOPY_"));
-        let unset: Vec<PathBuf> = ours.flat_map(|name| ["-u".into(), name.into()]).collect();
-        let path = if self.is_logged { bin_dir().join("uncopy") } else { self.trial.machine.clone() };
-        let words = unset.into_iter().chain([path]).chain(words);
+        let own_variables = std::env::vars_os().map(|variable| variable.0);
+        let own_variables = own_variables.filter(|name| name.to_string_lossy().starts_with("UNCOPY_"));
+        let unset: Vec<PathBuf> = own_variables.flat_map(|name| ["-u".into(), name.into()]).collect();
+        let path = if self.is_logged { bin_dir().join("uncopy") } else { self.test_run.machine.clone() };
+        let arguments = unset.into_iter().chain([path]).chain(arguments);
         Command::new("/usr/bin/env")
-            .args(words)
+            .args(arguments)
             .mode(Mode::Plain)
-            .directory(room)
+            .directory(directory)
             .start(self.scratch, &self.name)
     }
 
-    fn run(&self) -> Done {
-        let room = self.scratch.directory(&self.name);
-        let done = self.start(&room).try_finish(self.trial.limit);
-        let wrong = match done {
+    fn run(&self) -> RunResult {
+        let directory = self.scratch.directory(&self.name);
+        let done = self.start(&directory).try_finish(self.test_run.limit);
+        let failure = match done {
             Err(hang) => Some(hang),
             Ok(done) if done.status.success() && done.errors.is_empty() => None,
             Ok(done) => Some(format!("{}: {}\n{}", self.name, done.status, done.errors)),
         };
         let counters = self.scratch.join(&format!("{}.counters", self.name));
-        Done {
+        RunResult {
             trace: std::fs::read_to_string(self.scratch.join(&format!("{}.trace", self.name)))
                 .unwrap_or_default(),
             // A hung process may still keep others from its files.
-            files: if wrong.is_none() { files(&room) } else { BTreeMap::new() },
+            files: if failure.is_none() { files(&directory) } else { BTreeMap::new() },
             counters: if self.is_logged { Counters::read(&counters) } else { None },
-            wrong,
+            failure,
         }
     }
 }
@@ -127,7 +132,7 @@ fn files(directory: &Path) -> BTreeMap<String, (u64, u64, u64)> {
 }
 
 /// Returns the first difference of two traces: the operation's number, and both lines.
-fn difference(plain: &str, logged: &str) -> Option<(usize, String)> {
+fn trace_difference(plain: &str, logged: &str) -> Option<(usize, String)> {
     let (mut plain_lines, mut logged_lines) = (plain.lines(), logged.lines());
     let mut before: Vec<&str> = Vec::new();
     loop {
@@ -137,17 +142,17 @@ fn difference(plain: &str, logged: &str) -> Option<(usize, String)> {
             continue;
         }
         let line = one.or(other)?;
-        let place = line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let operation_index = line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
         let before = before[before.len().saturating_sub(LINES_BEFORE)..].join("\n");
         let (one, other) = (one.unwrap_or("nothing"), other.unwrap_or("nothing"));
-        return Some((place, format!("{before}\nplain: {one}\nlog:   {other}\n")));
+        return Some((operation_index, format!("{before}\nplain: {one}\nlog:   {other}\n")));
     }
 }
 
-impl Done {
+impl RunResult {
     /// Returns the first difference from another result: the operation's number, and a description.
-    fn differs(&self, other: &Self) -> Option<(usize, String)> {
-        difference(&self.trace, &other.trace).or_else(|| {
+    fn first_difference(&self, other: &Self) -> Option<(usize, String)> {
+        trace_difference(&self.trace, &other.trace).or_else(|| {
             let what = || format!("the files: plain {:?}\nlog {:?}\n", self.files, other.files);
             (self.files != other.files).then(|| (usize::MAX, what()))
         })
@@ -159,41 +164,43 @@ impl Done {
 /// # Panics
 /// If the binary or the library does not exist.
 #[must_use]
-pub fn run(trial: &Trial, subject: Subject) -> Report {
+pub fn run(test_run: &TestRun, source: ProgramSource) -> Report {
     let scratch = Scratch::on_disk("files");
     std::fs::DirBuilder::new().mode(0o700).create(scratch.join("log")).expect("a directory");
-    let (text, seed) = match subject {
-        Subject::Seed(seed, operations) => (super::generator::generate(seed, operations).to_string(), seed),
-        Subject::Program(program) => (program.to_string(), program.seed),
+    let (text, seed) = match source {
+        ProgramSource::Seed(seed, operations) => {
+            (super::generator::generate(seed, operations).to_string(), seed)
+        }
+        ProgramSource::Program(program) => (program.to_string(), program.seed),
     };
     let program = scratch.write("program", text);
     let min_size = if seed.is_multiple_of(2) { "4096" } else { "16384" };
-    let way = |name: &str, is_logged| {
+    let run_spec = |name: &str, is_logged| {
         let name = name.to_owned();
-        Way { trial, scratch: &scratch, program: &program, name, is_logged, min_size }
+        RunSpec { test_run, scratch: &scratch, program: &program, name, is_logged, min_size }
     };
-    let (plain_way, logged_way) = (way("plain", false), way("logged", true));
-    let plain = plain_way.run();
-    let logged = logged_way.run();
-    let page = Progress::open(&logged_way.progress());
+    let (plain_run, logged_run) = (run_spec("plain", false), run_spec("logged", true));
+    let plain = plain_run.run();
+    let logged = logged_run.run();
+    let page = Progress::open(&logged_run.progress());
     let mut reached = page.reached();
     let mut failure = None;
-    if let Some((place, what)) = plain.differs(&logged) {
+    if let Some((operation_index, what)) = plain.first_difference(&logged) {
         // A difference also between plain runs is no fault of the log, such as bytes spliced from a
         // file into itself.
-        let again =
-            (0..PLAIN_RUNS).find_map(|number| plain.differs(&way(&format!("again{number}"), false).run()));
-        if plain.wrong.is_none() && again.is_none() {
+        let again = (0..PLAIN_RUNS)
+            .find_map(|number| plain.first_difference(&run_spec(&format!("again{number}"), false).run()));
+        if plain.failure.is_none() && again.is_none() {
             reached = [None; MAX_WORKERS];
-            reached[0] = Some(place).filter(|place| *place < usize::MAX);
+            reached[0] = Some(operation_index).filter(|operation_index| *operation_index < usize::MAX);
             failure = Some(what);
         } else {
             eprintln!("seed {seed}: not the same when run plain twice: {again:?}");
         }
     }
-    for wrong in [&plain, &logged].into_iter().filter_map(|done| done.wrong.as_ref()) {
+    for message in [&plain, &logged].into_iter().filter_map(|done| done.failure.as_ref()) {
         let last: Vec<&str> = logged.trace.lines().rev().take(LINES_BEFORE).collect();
-        failure = Some(failure.unwrap_or_default() + wrong + "\nlast:\n" + &last.join("\n"));
+        failure = Some(failure.unwrap_or_default() + message + "\nlast:\n" + &last.join("\n"));
     }
     let counter = |counter: &Counter| logged.counters.as_ref().map_or(0, |counters| counters.get(*counter));
     Report {

@@ -2,9 +2,9 @@
 
 /// Known ranges of offsets, half-open: sorted, disjoint, not adjacent, non-empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known(Vec<(usize, usize)>);
+pub struct KnownRanges(Vec<(usize, usize)>);
 
-impl Known {
+impl KnownRanges {
     /// Returns a set without any known byte.
     #[must_use]
     pub const fn new() -> Self {
@@ -65,9 +65,9 @@ mod tests {
     use uncopy_tests::random::Random;
 
     #[test]
-    fn ranges_agree_with_a_byte_for_each_offset() {
+    fn known_ranges_match_a_flag_per_byte() {
         let mut random = Random::new(3);
-        let mut known = Known::new();
+        let mut known = KnownRanges::new();
         let mut bytes = [false; 200];
         for _ in 0..20_000 {
             let start = random.below(200);

@@ -7,11 +7,11 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use uncopy_tests::calls::{CopyCall, set_nonblocking};
-use uncopy_tests::plain::{self, PlainBytes, errno, raw_write, set_errno};
+use uncopy_tests::oracle::{self, OracleBytes, errno, raw_write, set_errno};
 use uncopy_tests::random::mix;
 
-use crate::link::pipe;
-use crate::model::{pool, pool_place};
+use crate::channel::pipe;
+use crate::model::{pool, pool_offset};
 
 /// Length of each buffer, bytes.
 const LEN: usize = 100_000;
@@ -20,9 +20,9 @@ const BUFFERS: usize = 3;
 
 /// A worker's buffers for its signal handler, every byte of which is known.
 #[derive(Debug)]
-pub struct Room {
+pub struct HandlerBuffers {
     buffers: [Cell<*mut u8>; BUFFERS],
-    mirrors: [PlainBytes; BUFFERS],
+    mirrors: [OracleBytes; BUFFERS],
     pipe: Cell<(c_int, c_int)>,
     busy: AtomicBool,
     state: Cell<u64>,
@@ -30,25 +30,25 @@ pub struct Room {
 }
 
 thread_local! {
-    static ROOM: Cell<*const Room> = const { Cell::new(null()) };
+    static HANDLER_BUFFERS: Cell<*const HandlerBuffers> = const { Cell::new(null()) };
 }
 
 const SIGNALS: [c_int; 2] = [libc::SIGALRM, libc::SIGUSR1];
 
-extern "C" fn handle(_signal: c_int) {
+extern "C" fn on_signal(_signal: c_int) {
     let error = errno();
-    // SAFETY: `ROOM` is null or points to a live `Room`: `new` sets it and `drop` clears it.
-    if let Some(room) = unsafe { ROOM.get().as_ref() }
-        && !room.busy.swap(true, Relaxed)
+    // SAFETY: `HANDLER_BUFFERS` is null or points to a live `HandlerBuffers`: `new` sets it and `drop` clears it.
+    if let Some(handler_buffers) = unsafe { HANDLER_BUFFERS.get().as_ref() }
+        && !handler_buffers.busy.swap(true, Relaxed)
     {
-        room.act();
-        room.busy.store(false, Relaxed);
+        handler_buffers.handle_signal();
+        handler_buffers.busy.store(false, Relaxed);
     }
     set_errno(error);
 }
 
 /// Runs `work` with the signals of [`install_handler`] blocked in the calling thread.
-pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+pub fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialised (an all-zero `sigset_t` is valid) and live through the calls.
     unsafe {
         let (mut set, mut before) = (std::mem::zeroed(), std::mem::zeroed());
@@ -69,7 +69,7 @@ pub fn install_handler() {
     // async-signal-safe calls and those under test.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handle as extern "C" fn(c_int) as usize;
+        action.sa_sigaction = on_signal as extern "C" fn(c_int) as usize;
         action.sa_flags = libc::SA_RESTART;
         for signal in SIGNALS {
             assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0, "sigaction");
@@ -87,21 +87,21 @@ pub fn set_alarm(microseconds: usize) {
     assert_eq!(returned, 0, "setitimer");
 }
 
-impl Room {
+impl HandlerBuffers {
     /// Creates buffers for the calling thread's handler.
     #[must_use]
     pub fn new(seed: usize) -> Box<Self> {
-        let room = Box::new(Self {
+        let handler_buffers = Box::new(Self {
             buffers: std::array::from_fn(|_| Cell::new(std::ptr::null_mut())),
-            mirrors: std::array::from_fn(|_| PlainBytes::new(LEN)),
+            mirrors: std::array::from_fn(|_| OracleBytes::new(LEN)),
             pipe: Cell::new(nonblocking_pipe()),
             busy: AtomicBool::new(false),
             state: Cell::new(seed as u64),
             handled: AtomicU64::new(0),
         });
-        room.fill(seed);
-        ROOM.set(&raw const *room);
-        room
+        handler_buffers.fill(seed);
+        HANDLER_BUFFERS.set(&raw const *handler_buffers);
+        handler_buffers
     }
 
     /// Returns the number of signals handled.
@@ -114,8 +114,8 @@ impl Room {
     pub fn fill(&self, seed: usize) {
         self.busy.store(true, Relaxed);
         for (index, buffer) in self.buffers.iter().enumerate() {
-            let place = pool_place(seed + index, LEN);
-            // SAFETY: the pool has `LEN` bytes from `place` on; a buffer is null or came from
+            let pool_offset = pool_offset(seed + index, LEN);
+            // SAFETY: the pool has `LEN` bytes from `pool_offset` on; a buffer is null or came from
             // malloc with `LEN` bytes; each mirror has `LEN` bytes.
             unsafe {
                 if (seed + index).is_multiple_of(3) || buffer.get().is_null() {
@@ -123,20 +123,20 @@ impl Room {
                     buffer.set(libc::malloc(LEN).cast());
                     assert!(!buffer.get().is_null(), "malloc");
                 }
-                let written = raw_write(self.pipe.get().1, pool().at(place), LEN);
+                let written = raw_write(self.pipe.get().1, pool().at(pool_offset), LEN);
                 let written = written.expect("an empty pipe takes some");
                 let got = libc::read(self.pipe.get().0, buffer.get().cast(), LEN);
                 assert_eq!(usize::try_from(got), Ok(written), "read from the handler's pipe");
-                plain::copy(self.mirrors[index].pointer(), pool().at(place), written);
-                plain::copy(buffer.get().add(written), pool().at(place), LEN - written);
-                plain::copy(self.mirrors[index].at(written), pool().at(place), LEN - written);
+                oracle::copy(self.mirrors[index].pointer(), pool().at(pool_offset), written);
+                oracle::copy(buffer.get().add(written), pool().at(pool_offset), LEN - written);
+                oracle::copy(self.mirrors[index].at(written), pool().at(pool_offset), LEN - written);
             }
         }
         self.busy.store(false, Relaxed);
     }
 
     /// Replaces the pipe that a forked child shares with its parent.
-    pub fn part_with_parent(&self) {
+    pub fn unshare_from_parent(&self) {
         self.busy.store(true, Relaxed);
         let (reader, writer) = self.pipe.replace(nonblocking_pipe());
         // SAFETY: `self` owned both descriptors, which `replace` removed.
@@ -154,7 +154,7 @@ impl Room {
     }
 
     /// Body of the handler, which must not allocate.
-    fn act(&self) {
+    fn handle_signal(&self) {
         self.handled.fetch_add(1, Relaxed);
         let one = self.below(BUFFERS);
         let two = (one + 1 + self.below(BUFFERS - 1)) % BUFFERS;
@@ -168,26 +168,26 @@ impl Room {
                 0..3 => {
                     let call = CopyCall::ALL[self.below(CopyCall::ALL.len())];
                     call.copy(two_to, one_at, len);
-                    plain::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), len);
+                    oracle::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), len);
                 }
                 3 => {
                     let call = CopyCall::OVERLAPPING[self.below(CopyCall::OVERLAPPING.len())];
                     call.copy(self.buffers[one].get().add(to), one_at, len);
-                    plain::shift(self.mirrors[one].at(to), self.mirrors[one].at(at), len);
+                    oracle::copy_overlapping(self.mirrors[one].at(to), self.mirrors[one].at(at), len);
                 }
                 4 => {
                     let short = len.min(50);
-                    plain::set(one_at, short, to.to_le_bytes()[0]);
-                    plain::set(self.mirrors[one].at(at), short, to.to_le_bytes()[0]);
+                    oracle::set(one_at, short, to.to_le_bytes()[0]);
+                    oracle::set(self.mirrors[one].at(at), short, to.to_le_bytes()[0]);
                 }
                 5 => {
                     let sent = libc::write(self.pipe.get().1, one_at.cast(), len);
                     let got = libc::read(self.pipe.get().0, two_to.cast(), len);
                     if sent < 1 || sent != got {
-                        give_up(b"machine: signal handler: the pipe did not give what it took\n");
+                        fail_and_exit(b"machine: signal handler: the pipe did not give what it took\n");
                     }
                     let got = usize::try_from(got).unwrap_or(0);
-                    plain::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), got);
+                    oracle::copy(self.mirrors[two].at(to), self.mirrors[one].at(at), got);
                 }
                 6 => self.check(one, at, len.min(5000)),
                 _ => self.check(one, at, len),
@@ -198,8 +198,8 @@ impl Room {
     fn check(&self, index: usize, at: usize, len: usize) {
         let start = self.buffers[index].get().wrapping_add(at);
         // SAFETY: the range is inside the buffer and its mirror.
-        if unsafe { plain::first_difference(start, self.mirrors[index].at(at), len) }.is_some() {
-            give_up(b"machine: DIFFERENCE in a buffer of the signal handler\n");
+        if unsafe { oracle::first_difference(start, self.mirrors[index].at(at), len) }.is_some() {
+            fail_and_exit(b"machine: DIFFERENCE in a buffer of the signal handler\n");
         }
     }
 
@@ -213,14 +213,14 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for HandlerBuffers {
     fn drop(&mut self) {
-        ROOM.set(null());
+        HANDLER_BUFFERS.set(null());
         for buffer in &self.buffers {
             // SAFETY: `buffer` came from malloc, and nothing uses it after this.
             unsafe { libc::free(buffer.get().cast()) };
         }
-        // SAFETY: the room owns both descriptors, and nothing uses them after this.
+        // SAFETY: this value owns both descriptors, and nothing uses them after this.
         unsafe {
             libc::close(self.pipe.get().0);
             libc::close(self.pipe.get().1);
@@ -236,7 +236,7 @@ fn nonblocking_pipe() -> (c_int, c_int) {
 }
 
 /// Writes a message and ends the process; async-signal-safe.
-fn give_up(message: &[u8]) -> ! {
+fn fail_and_exit(message: &[u8]) -> ! {
     // SAFETY: `message` is readable for its length; `_exit` takes an integer only.
     unsafe {
         let _ = raw_write(2, message.as_ptr(), message.len());

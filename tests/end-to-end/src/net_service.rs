@@ -9,22 +9,22 @@ use crate::running::{Finished, Running};
 use crate::scratch::{Scratch, wait_until};
 
 /// IPv4 address of the service.
-pub const SERVICE: &str = "10.77.0.2";
+pub const SERVICE_V4: &str = "10.77.0.2";
 /// IPv4 address of the kernel in the same network.
-pub const KERNEL: &str = "10.77.0.1";
+pub const KERNEL_V4: &str = "10.77.0.1";
 /// IPv6 address of the service.
 pub const SERVICE_V6: &str = "fd77::2";
 
 /// A running `uncopy` network service.
 #[derive(Debug)]
-pub struct Service {
+pub struct NetService {
     running: Running,
     control: PathBuf,
-    cable: Option<Cable>,
+    veth_pair: Option<VethPair>,
     _directory: Scratch,
 }
 
-impl Service {
+impl NetService {
     /// Starts a service on a TUN device.
     ///
     /// # Panics
@@ -48,21 +48,21 @@ impl Service {
             assert!(!running.has_ended(), "{}", running.errors());
             running.errors().contains("run programs by").then_some(())
         });
-        Self { running, control, cable: None, _directory: directory }
+        Self { running, control, veth_pair: None, _directory: directory }
     }
 
-    /// Starts a service by AF_XDP at the near end of a [`Cable`]; `None`, with a message, without AF_XDP.
+    /// Starts a service by AF_XDP at the near end of a [`VethPair`]; `None`, with a message, without AF_XDP.
     ///
     /// # Panics
     /// When the service does not start for another reason.
     #[must_use]
     pub fn start_by_xdp(scratch: &Scratch, options: &[&str]) -> Option<Self> {
-        let cable = Cable::lay(scratch);
+        let veth_pair = VethPair::create(scratch);
         let directory = Scratch::in_memory("net");
         let control = directory.join("n/control");
         let uncopy = bin_dir().join("uncopy");
-        let running = cable
-            .near(&[uncopy.to_str().expect("UTF-8"), "net", "--xdp", Cable::NEAR])
+        let running = veth_pair
+            .near(&[uncopy.to_str().expect("UTF-8"), "net", "--xdp", VethPair::NEAR])
             .args(["--address", "10.77.0.2/24", "--address", "fd77::2/64"])
             .args(["--socket".as_ref(), control.as_os_str()])
             .args(options)
@@ -77,13 +77,13 @@ impl Service {
             eprintln!("skipped: {}", running.errors());
             return None;
         }
-        Some(Self { running, control, cable: Some(cable), _directory: directory })
+        Some(Self { running, control, veth_pair: Some(veth_pair), _directory: directory })
     }
 
     /// Returns the cable of a service by AF_XDP.
     #[must_use]
-    pub fn cable(&self) -> Option<&Cable> {
-        self.cable.as_ref()
+    pub fn veth_pair(&self) -> Option<&VethPair> {
+        self.veth_pair.as_ref()
     }
 
     /// Returns the path of the service's control socket.
@@ -100,9 +100,9 @@ impl Service {
 
     /// Returns a command in the service's network namespace that uses the kernel's TCP.
     #[must_use]
-    pub fn outside(&self, command: &[&str]) -> Program {
-        if let Some(cable) = &self.cable {
-            return inside(&cable.far, command);
+    pub fn kernel_program(&self, command: &[&str]) -> Program {
+        if let Some(veth_pair) = &self.veth_pair {
+            return in_network_namespace(&veth_pair.far, command);
         }
         let namespace = format!("--net={}", self.namespace());
         Program::new("/usr/bin/nsenter").args([namespace.as_str()]).args(command)
@@ -160,7 +160,7 @@ impl Service {
     ///
     /// # Panics
     /// When a connection is left at the time limit.
-    pub fn wait_until_empty(&self) {
+    pub fn wait_until_no_connections(&self) {
         wait_until("no connections", || {
             self.list()["connections"].as_array().is_some_and(Vec::is_empty).then_some(())
         });
@@ -177,8 +177,8 @@ impl Service {
     /// When the service fails, or leaves something behind.
     pub fn stop(self) -> Finished {
         let done = self.running.stop(libc::SIGTERM);
-        if let Some(cable) = self.cable {
-            cable.take();
+        if let Some(veth_pair) = self.veth_pair {
+            veth_pair.remove();
         }
         assert!(done.status.success(), "{}", done.text());
         assert!(!self.control.exists() && !self.control.with_file_name("l").exists());
@@ -187,19 +187,19 @@ impl Service {
 }
 
 /// Returns a command in a process's network namespace.
-fn inside(process: &Running, command: &[&str]) -> Program {
+fn in_network_namespace(process: &Running, command: &[&str]) -> Program {
     let namespace = format!("--net=/proc/{}/ns/net", process.pid());
     Program::new("/usr/bin/nsenter").args([namespace.as_str()]).args(command)
 }
 
 /// Two network namespaces joined by a veth pair: near without addresses, far with the kernel's.
 #[derive(Debug)]
-pub struct Cable {
+pub struct VethPair {
     near: Running,
     far: Running,
 }
 
-impl Cable {
+impl VethPair {
     /// Name of the device at the near end.
     pub const NEAR: &str = "near";
 
@@ -208,15 +208,16 @@ impl Cable {
     /// # Panics
     /// When a command fails.
     #[must_use]
-    pub fn lay(scratch: &Scratch) -> Self {
+    pub fn create(scratch: &Scratch) -> Self {
         let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
         let [near, far] = ["near", "far"].map(|name| {
-            let held = Program::new("/usr/bin/unshare").args(["--net", "sleep", "900"]).start(scratch, name);
-            let namespace = format!("/proc/{}/ns/net", held.pid());
+            let holder =
+                Program::new("/usr/bin/unshare").args(["--net", "sleep", "900"]).start(scratch, name);
+            let namespace = format!("/proc/{}/ns/net", holder.pid());
             wait_until("another namespace", || {
                 std::fs::read_link(&namespace).ok().filter(|other| *other != own)
             });
-            held
+            holder
         });
         // A veth device leaves checksums out unless told otherwise (ETHTOOL_STXCSUM), as no real cable does.
         let script = r#"
@@ -231,7 +232,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             r#"ip link set lo up; ip link add near type veth peer name far netns "$0"; ip link set near up"#;
         let pid = far.pid().to_string();
         for (end, command) in [(&near, &["sh", "-ec", lay, &pid][..]), (&far, &["python3", "-c", script])] {
-            let done = inside(end, command).start(scratch, "cable").finish(Duration::from_secs(20));
+            let done =
+                in_network_namespace(end, command).start(scratch, "cable").finish(Duration::from_secs(20));
             assert!(done.status.success(), "{}", done.text());
         }
         Self { near, far }
@@ -240,7 +242,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
     /// Returns a command in the near namespace.
     #[must_use]
     pub fn near(&self, command: &[&str]) -> Program {
-        inside(&self.near, command)
+        in_network_namespace(&self.near, command)
     }
 
     /// Whether the near device has an XDP program.
@@ -256,7 +258,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
     }
 
     /// Removes the cable by killing the processes that hold its ends.
-    pub fn take(self) {
+    pub fn remove(self) {
         drop(self.near.stop(libc::SIGKILL));
         drop(self.far.stop(libc::SIGKILL));
     }
@@ -264,7 +266,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
 
 /// Faults that a network inflicts on packets.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Network {
+pub struct NetworkFaults {
     /// Seed of all random decisions.
     pub seed: u32,
     /// Share of packets that are lost.
@@ -295,16 +297,17 @@ impl FarHost {
     /// # Panics
     /// When a command fails.
     #[must_use]
-    pub fn start(service: &Service, scratch: &Scratch, network: Network) -> Self {
+    pub fn start(service: &NetService, scratch: &Scratch, faults: NetworkFaults) -> Self {
         let host = Program::new("/usr/bin/unshare").args(["--net", "sleep", "600"]).start(scratch, "far");
         let namespace = format!("/proc/{}/ns/net", host.pid());
         let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
         wait_until("another namespace", || std::fs::read_link(&namespace).ok().filter(|other| *other != own));
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/experiments/src/servers/bad_relay.py");
-        let Network { seed, loss, delay_ms, jitter_ms, duplicates, marked } = network;
+        let NetworkFaults { seed, loss, delay_ms, jitter_ms, duplicates, marked } = faults;
         let shares =
             [seed.into(), loss, delay_ms, jitter_ms, duplicates, marked].map(|share| share.to_string());
-        let relay = service.outside(&["python3", script, &namespace]).args(shares).start(scratch, "relay");
+        let relay =
+            service.kernel_program(&["python3", script, &namespace]).args(shares).start(scratch, "relay");
         wait_until("the relay", || {
             assert!(!relay.has_ended(), "{}", relay.errors());
             relay.output().contains("ready").then_some(())

@@ -11,7 +11,7 @@ use crate::{Mode, Program, Scratch};
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Common part of the two programs: `IS_SERVER` tells the server from the client.
-const COMMON: &str = r#"
+const PRELUDE: &str = r#"
 import hashlib, os, socket, sys, time
 IS_SERVER = sys.argv[1] == "server"
 def listen(*also):
@@ -20,7 +20,7 @@ def listen(*also):
     return listener
 def connect(port):
     return socket.create_connection(("127.0.0.1", int(port)))
-def whole(connection, length):
+def receive_exactly(connection, length):
     parts = bytearray()
     while len(parts) < length:
         part = connection.recv(min(length - len(parts), 200000))
@@ -37,19 +37,19 @@ def shared_bytes():
 /// # Panics
 /// When the directory cannot be made.
 #[must_use]
-pub fn room(scratch: &Scratch) -> PathBuf {
+pub fn make_lanes_dir(scratch: &Scratch) -> PathBuf {
     let path = scratch.join("room");
     std::fs::DirBuilder::new().mode(0o700).create(&path).expect("a directory");
     path
 }
 
-/// Returns the program that runs `script` with the arguments `words`. Everything is elided.
+/// Returns the program that runs `script` with the arguments `arguments`. Everything is elided.
 ///
 /// # Panics
 /// When a path is not UTF-8.
 #[must_use]
-pub fn program(scratch: &Scratch, script: &str, words: &[&str]) -> Program {
-    started_by(Program::new("/usr/bin/python3"), scratch, script, words)
+pub fn program(scratch: &Scratch, script: &str, arguments: &[&str]) -> Program {
+    program_started_by(Program::new("/usr/bin/python3"), scratch, script, arguments)
 }
 
 /// As [`program`], started by another command than the interpreter alone.
@@ -57,9 +57,9 @@ pub fn program(scratch: &Scratch, script: &str, words: &[&str]) -> Program {
 /// # Panics
 /// When a path is not UTF-8.
 #[must_use]
-pub fn started_by(command: Program, scratch: &Scratch, script: &str, words: &[&str]) -> Program {
-    let script = scratch.write("script.py", format!("{COMMON}{script}"));
-    let program = command.args([script.to_str().expect("UTF-8")]).args(words);
+pub fn program_started_by(command: Program, scratch: &Scratch, script: &str, arguments: &[&str]) -> Program {
+    let script = scratch.write("script.py", format!("{PRELUDE}{script}"));
+    let program = command.args([script.to_str().expect("UTF-8")]).args(arguments);
     let program = program.env("UNCOPY_LANES", "tcp").env("UNCOPY_LANES_DIR", scratch.join("room"));
     program.mode(Mode::Always)
 }
@@ -69,8 +69,8 @@ pub fn started_by(command: Program, scratch: &Scratch, script: &str, words: &[&s
 /// # Panics
 /// When either of them fails.
 #[must_use]
-pub fn talk(scratch: &Scratch, script: &str) -> [Finished; 2] {
-    let _ = room(scratch);
+pub fn run_pair(scratch: &Scratch, script: &str) -> [Finished; 2] {
+    let _ = make_lanes_dir(scratch);
     let server = program(scratch, script, &["server"]).start(scratch, "server");
     let port = server.wait_for_line("ready ");
     let client = program(scratch, script, &["client", &port]).start(scratch, "client").finish(LIMIT);

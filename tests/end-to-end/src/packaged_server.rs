@@ -23,16 +23,16 @@ pub fn program(package: Package, mode: Mode) -> Program {
 
 /// A server that accepts connections.
 #[derive(Debug)]
-pub struct Served {
+pub struct PackagedServer {
     /// Process of the server.
     pub running: Running,
     /// Port of the server on the loopback address.
     pub port: u16,
     stop: i32,
-    deaths: &'static [&'static str],
+    crash_messages: &'static [&'static str],
 }
 
-impl Served {
+impl PackagedServer {
     /// Starts `service` with its files in a directory `name` of `scratch`.
     ///
     /// # Panics
@@ -45,7 +45,7 @@ impl Served {
     /// Starts `service` by `program`, which is the server or executes it, with its files in `home`.
     ///
     /// # Panics
-    /// As [`Served::start`].
+    /// As [`PackagedServer::start`].
     #[must_use]
     pub fn start_by<S: Service>(
         program: Program,
@@ -63,13 +63,13 @@ impl Served {
             std::thread::sleep(S::ALONE);
         }
         wait_until(&format!("{name} to answer"), || service.is_ready(address).then_some(()));
-        Self { running, port, stop: S::STOP.as_raw(), deaths: S::DEATHS }
+        Self { running, port, stop: S::STOP.as_raw(), crash_messages: S::CRASH_MESSAGES }
     }
 
     /// Starts an nginx with a master and two workers, and `locations` in its one server.
     ///
     /// # Panics
-    /// As [`Served::start`].
+    /// As [`PackagedServer::start`].
     #[must_use]
     pub fn nginx(mode: Mode, scratch: &Scratch, name: &str, locations: &str) -> Self {
         let nginx =
@@ -95,7 +95,7 @@ impl Served {
     /// When the server fails, a part has died, or a counter is zero.
     pub fn stop(self, expected: &[Counter]) -> Finished {
         let done = self.running.stop(self.stop).expect_success();
-        assert!(!self.deaths.iter().any(|words| done.errors.contains(words)), "{}", done.text());
+        assert!(!self.crash_messages.iter().any(|words| done.errors.contains(words)), "{}", done.text());
         done.expect_counters(expected)
     }
 }

@@ -10,18 +10,18 @@ use crate::random::mix;
 
 /// A private anonymous mapping of its own, zeroed.
 #[derive(Debug)]
-pub struct PlainBytes {
+pub struct OracleBytes {
     start: *mut u8,
     len: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone and is reached only through `&self`/`&mut self`
 // or raw pointers whose users promise exclusion.
-unsafe impl Send for PlainBytes {}
+unsafe impl Send for OracleBytes {}
 // SAFETY: what `&self` allows only gives pointers; their users promise exclusion.
-unsafe impl Sync for PlainBytes {}
+unsafe impl Sync for OracleBytes {}
 
-impl PlainBytes {
+impl OracleBytes {
     /// Maps at least `len` bytes, zeroed.
     ///
     /// # Panics
@@ -88,7 +88,7 @@ impl PlainBytes {
     }
 }
 
-impl Drop for PlainBytes {
+impl Drop for OracleBytes {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` and nobody else unmaps it.
         unsafe { libc::syscall(libc::SYS_munmap, self.start, self.len) };
@@ -112,7 +112,7 @@ pub unsafe fn copy(destination: *mut u8, source: *const u8, len: usize) {
 ///
 /// # Safety
 /// As [`copy`].
-pub unsafe fn shift(destination: *mut u8, source: *const u8, len: usize) {
+pub unsafe fn copy_overlapping(destination: *mut u8, source: *const u8, len: usize) {
     if destination.addr().wrapping_sub(source.addr()) >= len {
         // SAFETY: the destination does not begin inside the source; the caller promises the ranges.
         unsafe { copy(destination, source, len) }
@@ -223,13 +223,13 @@ unsafe fn write_word(start: *mut u8, word: u64) {
 }
 
 /// Result of a call that moves bytes: their number, or errno.
-pub type Outcome = Result<usize, i32>;
+pub type CallResult = Result<usize, i32>;
 
-/// Turns a return value of libc into an [`Outcome`].
+/// Turns a return value of libc into an [`CallResult`].
 ///
 /// # Errors
 /// errno.
-pub fn outcome(returned: isize) -> Outcome {
+pub fn call_result(returned: isize) -> CallResult {
     usize::try_from(returned).map_err(|_| errno())
 }
 
@@ -240,7 +240,7 @@ pub fn outcome(returned: isize) -> Outcome {
 ///
 /// # Safety
 /// `start` must be readable for `len` bytes.
-pub unsafe fn raw_write(fd: i32, start: *const u8, len: usize) -> Outcome {
+pub unsafe fn raw_write(fd: i32, start: *const u8, len: usize) -> CallResult {
     // SAFETY: the caller promises that `start` is readable for `len` bytes; write(2) only reads them.
     usize::try_from(unsafe { libc::syscall(libc::SYS_write, fd, start, len) }).map_err(|_| errno())
 }
@@ -252,7 +252,7 @@ pub unsafe fn raw_write(fd: i32, start: *const u8, len: usize) -> Outcome {
 ///
 /// # Safety
 /// `start` must be writable for `len` bytes.
-pub unsafe fn raw_read(fd: i32, start: *mut u8, len: usize) -> Outcome {
+pub unsafe fn raw_read(fd: i32, start: *mut u8, len: usize) -> CallResult {
     // SAFETY: the caller promises that `start` is writable for `len` bytes.
     usize::try_from(unsafe { libc::syscall(libc::SYS_read, fd, start, len) }).map_err(|_| errno())
 }
@@ -276,8 +276,8 @@ mod tests {
 
     #[test]
     fn differences_are_found_at_every_offset() {
-        let mut left = PlainBytes::new(4096);
-        let mut right = PlainBytes::new(4096);
+        let mut left = OracleBytes::new(4096);
+        let mut right = OracleBytes::new(4096);
         left.fill(0, 100, 5, 0);
         right.fill(0, 100, 5, 0);
         for len in [0, 1, 7, 8, 9, 64, 99] {
@@ -295,26 +295,26 @@ mod tests {
     }
 
     #[test]
-    fn streams_do_not_depend_on_how_they_are_cut() {
-        let mut whole = PlainBytes::new(4096);
-        let mut parts = PlainBytes::new(4096);
-        whole.fill(0, 1000, 9, 3);
+    fn stream_bytes_are_independent_of_chunking() {
+        let mut at_once = OracleBytes::new(4096);
+        let mut parts = OracleBytes::new(4096);
+        at_once.fill(0, 1000, 9, 3);
         let mut at = 0;
         for len in [1, 2, 7, 8, 100, 13, 869] {
             parts.fill(at, len, 9, 3 + at);
             at += len;
         }
         // SAFETY: the ranges are inside the mappings.
-        assert_eq!(unsafe { first_difference(whole.pointer(), parts.pointer(), 1000) }, None);
+        assert_eq!(unsafe { first_difference(at_once.pointer(), parts.pointer(), 1000) }, None);
     }
 
     #[test]
-    fn shift_moves_both_ways() {
+    fn overlapping_copies_work_in_both_directions() {
         for (from, to) in [(10, 25), (25, 10), (10, 10)] {
-            let mut bytes = PlainBytes::new(4096);
+            let mut bytes = OracleBytes::new(4096);
             bytes.fill(0, 200, 4, 0);
             // SAFETY: the ranges are inside the mapping.
-            unsafe { shift(bytes.at(to), bytes.at(from), 100) };
+            unsafe { copy_overlapping(bytes.at(to), bytes.at(from), 100) };
             for index in 0..100 {
                 // SAFETY: the offset is inside the mapping.
                 assert_eq!(unsafe { *bytes.at(to + index) }, stream_byte(4, from + index));

@@ -25,8 +25,8 @@ static inline void fail(const char *what, size_t at) {
     _exit(1);
 }
 
-static inline void expect(int right, const char *what) {
-    if (!right) fail(what, 0);
+static inline void expect(int condition, const char *what) {
+    if (!condition) fail(what, 0);
 }
 
 /* Stores the stream, byte by byte. */
@@ -47,13 +47,13 @@ static unsigned char wire[4 << 20];
 
 /* A socket pair that takes four mebibytes without blocking. */
 static inline void open_wire(void) {
-    int ends[2], room = 4 << 20;
+    int ends[2], buffer_bytes = 4 << 20;
     expect(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "socketpair");
     near_end = ends[0];
     far_end = ends[1];
     for (int end = 0; end < 2; end++) {
-        setsockopt(ends[end], SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
-        setsockopt(ends[end], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+        setsockopt(ends[end], SOL_SOCKET, SO_SNDBUFFORCE, &buffer_bytes, sizeof buffer_bytes);
+        setsockopt(ends[end], SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
     }
 }
 
@@ -74,7 +74,7 @@ static inline void receive(void *to, size_t len, uint64_t seed) {
 }
 
 /* A buffer that was copied from one that received the stream: it holds a view where it can. */
-static inline unsigned char *copied(size_t len, uint64_t seed) {
+static inline unsigned char *copied_buffer(size_t len, uint64_t seed) {
     unsigned char *received = malloc(len), *copy = malloc(len);
     expect(received && copy, "malloc");
     receive(received, len, seed);
