@@ -4,8 +4,8 @@
 //! `active = no check is missing`. A warning never keeps `run` from being active.
 
 mod allocators;
+mod binary;
 mod calibration;
-mod contents;
 mod kernel;
 mod lanes;
 mod limits;
@@ -13,10 +13,10 @@ mod logs;
 mod net;
 mod permission;
 mod preload;
+mod profile;
 mod report;
-mod stored;
 mod target;
-mod worth;
+mod verdict;
 
 use crate::args;
 use crate::costs;

@@ -14,8 +14,8 @@ const PAGE_BYTES: usize = uncopy_core::addr::PAGE_BYTES;
 
 /// Returns a check each of TUN and AF_XDP, and one of each TUN device of a service.
 pub fn checks() -> Vec<Check> {
-    let tun = tun(net::link::why_no_tun().as_ref());
-    let xdp = xdp(net::link::why_no_xdp().as_ref());
+    let tun = tun(net::device::why_no_tun().as_ref());
+    let xdp = xdp(net::device::why_no_xdp().as_ref());
     let devices = net::services().into_iter().filter_map(|name| {
         let seen = device::look(&name).ok().filter(|seen| seen.is_tun)?;
         Some(check_device(&name, seen))

@@ -1,6 +1,6 @@
 //! Report as a table for people and as JSON for programs.
 
-use super::worth::Verdict;
+use super::verdict::Verdict;
 use super::{Check, State};
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};

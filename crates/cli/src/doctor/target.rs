@@ -1,9 +1,9 @@
 //! Checks whether a library can be preloaded into CMD, and whether uncopy is worth trying for it.
 
-use super::contents::Contents;
+use super::binary::Contents;
 use super::report::shell_word;
-use super::worth::Verdict;
-use super::{Check, stored};
+use super::verdict::Verdict;
+use super::{Check, profile};
 use crate::elf::{Image, Kind};
 use crate::output::Quoted;
 use crate::program::{self, Obstacle, Step};
@@ -42,7 +42,7 @@ pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> (Vec
         checks.extend(more);
         verdict = Some(Verdict::from_findings(findings, &shell_word(name), &words));
     }
-    if let Some((check, profile_verdict)) = stored::check(name, &path, &words) {
+    if let Some((check, profile_verdict)) = profile::check(name, &path, &words) {
         checks.push(check);
         verdict = profile_verdict.or(verdict);
     }

@@ -1,7 +1,7 @@
 //! `uncopy log`: shows the logs of `run --log`, and recovers them after a crash.
 
 pub mod keeper;
-mod waiting;
+mod wait;
 
 use crate::args;
 use crate::os;
@@ -26,7 +26,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     match name {
         "keep" => keeper::run(&path, matches),
         "sync" => sync(&path),
-        "wait" => waiting::wait(&path, matches),
+        "wait" => wait::wait(&path, matches),
         _ => match places::logs(&path) {
             Err(error) => {
                 output::print_message(format_args!(

@@ -1,7 +1,7 @@
 //! `uncopy net`: the service of a user-level TCP, and lists of its connections.
 
 pub mod args;
-pub mod link;
+pub mod device;
 mod serve;
 mod show;
 

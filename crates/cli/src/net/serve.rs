@@ -1,6 +1,6 @@
 //! `uncopy net --tun …` and `--xdp …`: the service itself.
 
-use super::{args, link};
+use super::{args, device};
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
@@ -53,10 +53,14 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let mtu_bytes = usize::from(matches.get_one::<u16>(args::MTU).copied().unwrap_or_default());
     let pcap = matches.get_one::<OsString>(args::PCAP).map(PathBuf::from);
     let opened = match &ethernet {
-        Some((device, queue)) => link::open_xdp(device, *queue, &prefixes, &peers, pcap.as_deref()),
-        None => {
-            link::open_tun(&name.to_string_lossy(), mtu_bytes, &prefixes, &kernel_addresses, pcap.as_deref())
-        }
+        Some((interface, queue)) => device::open_xdp(interface, *queue, &prefixes, &peers, pcap.as_deref()),
+        None => device::open_tun(
+            &name.to_string_lossy(),
+            mtu_bytes,
+            &prefixes,
+            &kernel_addresses,
+            pcap.as_deref(),
+        ),
     };
     let link = match opened {
         Ok(link) => link,

@@ -11,7 +11,7 @@
 
 mod collector;
 mod directory;
-pub mod out;
+pub mod file;
 
 use crate::args;
 use crate::atomic_write;
@@ -29,7 +29,7 @@ use crate::settings::{self, OptionValue};
 use clap::ArgMatches;
 use collector::Collector;
 use directory::Directory;
-use out::RequestError;
+use file::RequestError;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -129,13 +129,13 @@ fn request(
     // The library's own table checks the value.
     settings::resolve(&mut Environment::inherited(), &given, std::process::id())?;
     let name = || match (command.first(), wanted.first()) {
-        (Some(program), _) | (None, Some(Selector::Named(program))) => out::default_name(program),
-        (None, Some(Selector::Pid(pid))) => out::default_name(&program_name(*pid)),
-        (None, None) => out::default_name(OsStr::new("")),
+        (Some(program), _) | (None, Some(Selector::Named(program))) => file::default_name(program),
+        (None, Some(Selector::Pid(pid))) => file::default_name(&program_name(*pid)),
+        (None, None) => file::default_name(OsStr::new("")),
     };
     let out = matches.get_one::<OsString>(args::OUT).cloned().unwrap_or_else(name);
     let min_size_bytes = min_size.and_then(|text| size::parse(text.as_bytes()));
-    Ok(RecordingRequest { out: out::resolve(&out)?, duration, given, min_size_bytes })
+    Ok(RecordingRequest { out: file::resolve(&out)?, duration, given, min_size_bytes })
 }
 
 /// Returns the name of a running program, or `program` if unknown.

@@ -1,6 +1,6 @@
 //! Verdict on whether uncopy is worth trying for a program, reached before it runs.
 
-use super::contents::Findings;
+use super::binary::Findings;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {

@@ -1,9 +1,9 @@
 //! Evaluates an earlier profile of the program, from the default path of `uncopy profile`.
 
 use super::Check;
-use super::worth::Verdict;
+use super::verdict::Verdict;
 use crate::output::Quoted;
-use crate::profile::out::{ReadError, default_name, read_profile};
+use crate::profile::file::{ReadError, default_name, read_profile};
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
