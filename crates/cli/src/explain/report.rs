@@ -1,7 +1,7 @@
 //! Report of `--explain` as a table for people and as JSON for programs.
 
+use super::describe;
 use super::sites::{Site, sites};
-use super::words;
 use crate::os::child::Ending;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
@@ -193,14 +193,14 @@ impl Site {
         let get = |field| self.entry.get(field);
         [
             self.entry.kind.name().to_owned(),
-            words::sizes(self.entry.size_class),
+            describe::size_range(self.entry.size_class),
             get(Field::Calls).to_string(),
             bytes(get(Field::Bytes)),
             bytes(get(Field::ElidedBytes)),
             bytes(get(Field::CopiedBytes)),
             duration(get(Field::SavedNs)),
             duration(get(Field::SpentNs)),
-            words::state(&self.entry).to_owned(),
+            describe::state(&self.entry).to_owned(),
         ]
     }
 
@@ -208,7 +208,7 @@ impl Site {
         let mut object = Map::new();
         object.insert("site".to_owned(), json!(self.name()));
         object.insert("kind".to_owned(), json!(self.entry.kind.name()));
-        object.insert("size".to_owned(), json!(words::sizes(self.entry.size_class)));
+        object.insert("size".to_owned(), json!(describe::size_range(self.entry.size_class)));
         object.insert("module".to_owned(), json!(self.module));
         object.insert("function".to_owned(), json!(self.location.function));
         object.insert("line".to_owned(), json!(self.location.file_and_line()));
@@ -220,8 +220,8 @@ impl Site {
             };
             object.insert(field.name().to_owned(), value);
         }
-        object.insert("state".to_owned(), json!(words::state(&self.entry)));
-        object.insert("reason".to_owned(), json!(words::reason(&self.entry)));
+        object.insert("state".to_owned(), json!(describe::state(&self.entry)));
+        object.insert("reason".to_owned(), json!(describe::reason(&self.entry)));
         Value::Object(object)
     }
 }
@@ -249,7 +249,7 @@ fn rows(table: &mut String, sites: &[Site]) {
     for (site, cells) in sites.iter().zip(&cells) {
         let row: Vec<&str> = cells.iter().map(String::as_str).collect();
         line(table, &row, &one_line(&site.name()));
-        let reason = words::reason(&site.entry);
+        let reason = describe::reason(&site.entry);
         if !reason.is_empty() {
             let _ = writeln!(table, "{:indent$}{}", "", one_line(&reason));
         }

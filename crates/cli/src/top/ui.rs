@@ -1,8 +1,8 @@
 //! Layout and widgets of `uncopy top`.
 
 use super::rates::{Order, Rates, Row as Rate, truncate};
+use crate::explain::describe;
 use crate::explain::sites::Site;
-use crate::explain::words;
 use crate::processes::State;
 use crate::table::bytes;
 use crate::{os, ps};
@@ -178,7 +178,7 @@ impl Ui<'_> {
                         "{:>9} {:>9} {:<15} {name}",
                         short_bytes(get(Field::ElidedBytes)),
                         short_bytes(get(Field::CopiedBytes)),
-                        words::state(&site.entry),
+                        describe::state(&site.entry),
                     ))
                 }));
             }

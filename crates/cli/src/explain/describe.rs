@@ -5,8 +5,8 @@ use uncopy_core::ledger::{Entry, Field};
 use uncopy_core::policy::Kind;
 use uncopy_profile::words::bytes;
 
-/// Returns the sizes of a class, such as `64K-128K`.
-pub fn sizes(size_class: u32) -> String {
+/// Returns the range of sizes of a class, such as `64K-128K`.
+pub fn size_range(size_class: u32) -> String {
     let power = |exponent: u32| bytes(1u64.checked_shl(exponent).unwrap_or(u64::MAX));
     match size_class {
         0 => "0".to_owned(),
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn sizes_are_told_by_their_bounds() {
-        assert_eq!([0, 1, 17, 64].map(sizes), ["0", "1-2", "64K-128K", "8192P-16383P"]);
+        assert_eq!([0, 1, 17, 64].map(size_range), ["0", "1-2", "64K-128K", "8192P-16383P"]);
     }
 
     #[test]
