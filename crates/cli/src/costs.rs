@@ -23,7 +23,7 @@ use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
 
 /// Environment variable of `--costs`.
-pub const COSTS: &str = "UNCOPY_COSTS";
+pub const VARIABLE: &str = "UNCOPY_COSTS";
 const BEGIN_AFTER: &str = "UNCOPY_BEGIN_AFTER";
 const HEAP: &str = "UNCOPY_HEAP";
 /// First line of the costs file.
@@ -142,7 +142,7 @@ pub fn measure() -> Result<Costs, String> {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"UNCOPY_")) {
             command.env_remove(name);
         }
-        command.env("LD_PRELOAD", &library).env(COSTS, "measure").env(LEDGER, &ledger_path);
+        command.env("LD_PRELOAD", &library).env(VARIABLE, "measure").env(LEDGER, &ledger_path);
         command.env(BEGIN_AFTER, "0").env(HEAP, "on");
         command.status().map_err(failed)?;
     }

@@ -74,13 +74,13 @@ pub fn shared_memory() -> &'static Path {
 }
 
 /// Opens the live directory of the effective user.
-pub fn open_own(parent: &Path) -> io::Result<PrivateDirectory> {
+pub fn open_own_directory(parent: &Path) -> io::Result<PrivateDirectory> {
     let user = os::effective_user_id();
     Ok(PrivateDirectory::open(&os::c_path(&directory_of(parent, user))?, user)?)
 }
 
 /// Creates the live directory of the effective user, or opens the existing one.
-pub fn make_own(parent: &Path) -> io::Result<PrivateDirectory> {
+pub fn make_own_directory(parent: &Path) -> io::Result<PrivateDirectory> {
     Ok(PrivateDirectory::make(&os::c_path(&directory_of(parent, os::effective_user_id()))?)?)
 }
 

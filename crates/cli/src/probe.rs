@@ -104,13 +104,13 @@ impl fmt::Display for ProbeError {
 }
 
 /// Result of a successful probe.
-pub struct Usable {
+pub struct ProbeOutcome {
     /// Device, if it can be opened and creates descriptors.
     pub device: Option<Device>,
 }
 
 /// Opens a userfaultfd, enables the features and closes it again.
-pub fn probe(inherited: Option<RawFd>) -> Result<Usable, ProbeError> {
+pub fn probe(inherited: Option<RawFd>) -> Result<ProbeOutcome, ProbeError> {
     match mem::page_size() {
         PAGE_BYTES => {}
         other => return Err(ProbeError::PageSize(other)),
@@ -125,7 +125,7 @@ pub fn probe(inherited: Option<RawFd>) -> Result<Usable, ProbeError> {
         }
     };
     match uffd::enable_features(uffd.as_fd(), uffd::NEEDED_FEATURES) {
-        Ok(_) => Ok(Usable { device }),
+        Ok(_) => Ok(ProbeOutcome { device }),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(ProbeError::NoFeature),
         Err(error) => Err(ProbeError::Failed(error)),
     }

@@ -42,9 +42,9 @@ pub struct Settings {
     /// File for the report on call sites; `None` if an outer process writes one.
     pub explain: Option<OsString>,
     /// Logs to be kept; `None` if an outer process has them kept.
-    pub log: Option<Logs>,
+    pub log: Option<LogSettings>,
     /// Whether the program's connections go through a service (`--net`).
-    pub has_net: bool,
+    pub uses_net: bool,
     pub no_follow: bool,
     /// Descriptor of `/dev/userfaultfd` that an outer `uncopy run` left.
     pub uffd_fd: Option<RawFd>,
@@ -54,7 +54,7 @@ pub struct Settings {
 
 /// Directory and properties of the logs to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Logs {
+pub struct LogSettings {
     pub directory: std::path::PathBuf,
     /// Length of each log (`--log-size`), bytes.
     pub len_bytes: u64,
@@ -131,13 +131,13 @@ pub fn resolve(
         explain: explain.filter(|_| writes_explanation),
         // Requested on the command line, or not kept by an outer run yet.
         log: options.log.filter(|_| !options.off && (is_given(LOG) || options.log_socket.is_none())).map(
-            |directory| Logs {
+            |directory| LogSettings {
                 directory: Path::new(OsStr::from_bytes(directory)).to_owned(),
                 len_bytes: options.log_bytes,
                 emulates_dax: options.log_emulates_dax,
             },
         ),
-        has_net: options.net.is_some() && !options.off,
+        uses_net: options.net.is_some() && !options.off,
         no_follow: options.no_follow,
         uffd_fd: options.uffd_fd,
         warning,
@@ -319,7 +319,7 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
         let mut subject = environment(&[]);
         let given_socket = given("net", socket.as_os_str().as_bytes());
-        assert!(resolve(&mut subject, &given_socket, PID).expect("a socket").has_net);
+        assert!(resolve(&mut subject, &given_socket, PID).expect("a socket").uses_net);
         assert_eq!(subject.get(b"UNCOPY_NET"), Some(socket.as_os_str().as_bytes()));
         let live = live::directory_of(live::shared_memory(), os::effective_user_id());
         assert_eq!(control_socket("utun0".as_ref()), live.join("net/utun0/control").into_os_string());

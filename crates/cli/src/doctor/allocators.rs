@@ -84,7 +84,7 @@ pub fn why_heap_is_unused(files: &[ElfFile]) -> Option<String> {
 
 /// Checks the other libraries in `LD_PRELOAD`. A sanitizer keeps uncopy out because it must be
 /// loaded first; an allocator may keep the block heap unused.
-pub fn preloads(environment: &Environment) -> Option<Check> {
+pub fn check_preloads(environment: &Environment) -> Option<Check> {
     const NAME: &str = "other preloads";
     let value = library::without_library(environment.get(b"LD_PRELOAD").unwrap_or_default());
     if let Some((name, sanitizer)) = library::sanitizer(&value) {
@@ -96,7 +96,7 @@ pub fn preloads(environment: &Environment) -> Option<Check> {
             .with_fix("unset LD_PRELOAD"),
         );
     }
-    let files: Vec<ElfFile> = library::preloads(&value).map(ElfFile::read).collect();
+    let files: Vec<ElfFile> = library::preload_files(&value).map(ElfFile::read).collect();
     if files.is_empty() {
         return None;
     }

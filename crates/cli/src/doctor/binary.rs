@@ -112,7 +112,7 @@ struct Library {
 }
 
 /// Inspected program with its libraries.
-pub struct Contents<'a> {
+pub struct Binary<'a> {
     path: &'a Path,
     is_go: bool,
     /// `None` if the file has no symbol table.
@@ -162,7 +162,7 @@ fn loaded_libraries(program: &Path) -> Option<Vec<PathBuf>> {
     listing.status.success().then(|| listing.stdout.split(|byte| *byte == b'\n').filter_map(path).collect())
 }
 
-impl<'a> Contents<'a> {
+impl<'a> Binary<'a> {
     /// Inspects a program and its libraries.
     pub fn inspect(image: &Image<&File>, path: &'a Path) -> Self {
         let wanted = wanted_symbols();
@@ -389,7 +389,7 @@ mod tests {
 
     fn checks(path: &str) -> (Vec<Check>, Findings) {
         let file = File::open(path).expect("a program");
-        Contents::inspect(&Image::read(&file), Path::new(path)).checks()
+        Binary::inspect(&Image::read(&file), Path::new(path)).checks()
     }
 
     fn found<'a>(checks: &'a [Check], name: &str) -> &'a Check {

@@ -43,8 +43,8 @@ pub fn main(wants_json: bool) -> u8 {
 pub fn check(environment: &Environment) -> Check {
     const NAME: &str = "costs";
     const MEASURED: &str = "measured when a program first needs them";
-    if environment.get(costs::COSTS.as_bytes()).is_some() {
-        return Check::ok(NAME, format!("given by {}", costs::COSTS));
+    if environment.get(costs::VARIABLE.as_bytes()).is_some() {
+        return Check::ok(NAME, format!("given by {}", costs::VARIABLE));
     }
     let Some(path) = costs::path(environment) else { return Check::ok(NAME, MEASURED) };
     match costs::load(&path) {

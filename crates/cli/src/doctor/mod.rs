@@ -122,7 +122,7 @@ fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
     checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
-    checks.extend(allocators::preloads(environment));
+    checks.extend(allocators::check_preloads(environment));
     checks
 }
 

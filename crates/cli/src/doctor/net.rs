@@ -16,7 +16,7 @@ const PAGE_BYTES: usize = uncopy_core::addr::PAGE_BYTES;
 pub fn checks() -> Vec<Check> {
     let tun = tun(net::device::why_no_tun().as_ref());
     let xdp = xdp(net::device::why_no_xdp().as_ref());
-    let devices = net::services().into_iter().filter_map(|name| {
+    let devices = net::service_names().into_iter().filter_map(|name| {
         let seen = device::look(&name).ok().filter(|seen| seen.is_tun)?;
         Some(check_device(&name, seen))
     });

@@ -1,6 +1,6 @@
 //! Checks whether a library can be preloaded into CMD, and whether uncopy is worth trying for it.
 
-use super::binary::Contents;
+use super::binary::Binary;
 use super::report::shell_word;
 use super::verdict::Verdict;
 use super::{Check, profile};
@@ -38,7 +38,7 @@ pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> (Vec
     let mut verdict = None;
     if is_ok && let Some(file) = &last.file {
         let image = Image::read(file);
-        let (more, findings) = Contents::inspect(&image, &last.path).checks();
+        let (more, findings) = Binary::inspect(&image, &last.path).checks();
         checks.extend(more);
         verdict = Some(Verdict::from_findings(findings, &shell_word(name), &words));
     }

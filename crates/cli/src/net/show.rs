@@ -105,7 +105,7 @@ pub fn list(control: &Path, is_json: bool) -> u8 {
                 format!("{} us", connection.round_trip_us),
             ]);
         }
-        table::aligned(&rows, |column| column < 3)
+        table::align_columns(&rows, |column| column < 3)
     })
 }
 

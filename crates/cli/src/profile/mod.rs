@@ -498,8 +498,8 @@ impl Session<'_> {
     /// program gives none.
     fn finish(self, command: &[OsString], end: &RecordingEnd) -> u8 {
         let mut warnings = self.warnings;
-        if self.collector.without_room > 0 {
-            let more = self.collector.without_room;
+        if self.collector.unrecorded_processes > 0 {
+            let more = self.collector.unrecorded_processes;
             warnings.push(format!("{more} further processes were not recorded, for which there was no room"));
         }
         let mut processes = self.collector.finish();

@@ -75,7 +75,7 @@ pub struct Context<'a> {
     /// Options of `uncopy run`.
     pub options: &'a [OsString],
     /// Whether the service manager is a user's own, which cannot give groups and devices.
-    pub is_users: bool,
+    pub is_user_manager: bool,
 }
 
 /// Returns the settings that `unit` needs.
@@ -91,7 +91,7 @@ pub fn settings(unit: &Unit, context: &Context) -> Result<Vec<Setting>, DropInEr
             why: "the same command, under uncopy run",
         });
     }
-    if !context.is_users {
+    if !context.is_user_manager {
         settings.extend(permissions(unit, context));
     }
     Ok(settings)
@@ -225,7 +225,7 @@ mod tests {
             command: Path::new("/usr/bin/uncopy"),
             library: Path::new("/usr/lib/uncopy/libuncopy.so"),
             options: &options,
-            is_users: false,
+            is_user_manager: false,
         };
         wrap_command(command, &context)
     }

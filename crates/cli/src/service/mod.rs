@@ -152,7 +152,7 @@ fn write(request: &Request, only_prints: bool) -> Result<String, String> {
         command: &command,
         library: &library,
         options: &request.options,
-        is_users: request.home.is_some(),
+        is_user_manager: request.home.is_some(),
     };
     let settings = drop_in::settings(&unit, &context).map_err(|why| format!("{} {why}", unit.name))?;
     let body = body(&settings);

@@ -92,7 +92,7 @@ impl Ui<'_> {
                 sum(|row| row.faults),
                 bytes(memory),
                 100.0 * sum(|row| row.cpu),
-                100.0 * rows.iter().filter_map(Rate::saves).sum::<f64>(),
+                100.0 * rows.iter().filter_map(Rate::saved_cpu).sum::<f64>(),
             )),
         ]
     }
@@ -131,7 +131,8 @@ impl Ui<'_> {
                 format!("{:>8.0}", row.faults),
                 format!("{:>9}", short_bytes(process.memory_bytes() as f64)),
                 format!("{:>6.1}", 100.0 * row.cpu),
-                row.saves().map_or_else(|| format!("{:>6}", "?"), |saves| format!("{:>6.1}", 100.0 * saves)),
+                row.saved_cpu()
+                    .map_or_else(|| format!("{:>6}", "?"), |saved| format!("{:>6.1}", 100.0 * saved)),
                 process.name.clone(),
             ]);
             Row::new(cells)
@@ -145,7 +146,7 @@ impl Ui<'_> {
 
     fn detail(&self, frame: &mut Frame<'_>, area: Rect, row: &Rate) {
         let process = &row.process;
-        let up = process.up_s.map(|up_s| format!(", up {}", ps::age(up_s))).unwrap_or_default();
+        let up = process.up_s.map(|up_s| format!(", up {}", ps::format_age(up_s))).unwrap_or_default();
         let title = format!(" {} ({}): {}{up} ", process.name, process.pid, process.state().name());
         let block = Block::new().borders(Borders::TOP).title(title);
         let inner = block.inner(area);
