@@ -53,9 +53,9 @@ impl fmt::Display for LoadError {
         match self {
             Self::Missing => f.write_str("does not exist"),
             Self::Unreadable(error) => write!(f, "cannot be read: {}", Reason(error)),
-            Self::NotTrusted => f.write_str("can be written by others"),
-            Self::Damaged => f.write_str("does not hold what uncopy writes"),
-            Self::OtherMachine => f.write_str("is of another processor or kernel"),
+            Self::NotTrusted => f.write_str("is not a file that only this user can write"),
+            Self::Damaged => f.write_str("is not a costs file, or is damaged"),
+            Self::OtherMachine => f.write_str("was measured with another processor or kernel"),
         }
     }
 }
@@ -152,7 +152,7 @@ pub fn measure() -> Result<Costs, String> {
     let measured: Vec<Costs> = ledger.processes.iter().filter_map(|process| process.costs).collect();
     if measured.len() < PROCESSES {
         let reason = ledger.processes.iter().find_map(|process| process.reason.clone());
-        return Err(reason.unwrap_or_else(|| "the library did not start to work".to_owned()));
+        return Err(reason.unwrap_or_else(|| "libuncopy.so did not become active".to_owned()));
     }
     Ok(medians(&measured))
 }

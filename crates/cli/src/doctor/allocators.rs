@@ -91,7 +91,7 @@ pub fn check_preloads(environment: &Environment) -> Option<Check> {
         return Some(
             Check::missing(
                 NAME,
-                format!("{name} of {sanitizer} must be loaded first: run will leave uncopy out"),
+                format!("{name} of {sanitizer} must be loaded first: uncopy run will be inactive"),
             )
             .with_fix("unset LD_PRELOAD"),
         );
@@ -103,10 +103,11 @@ pub fn check_preloads(environment: &Environment) -> Option<Check> {
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
     let names = names.join(", ");
     Some(match why_heap_is_unused(&files) {
-        Some(why) => {
-            Check::warning(NAME, format!("{names}: large blocks stay with that allocator, because {why}"))
-        }
-        None => Check::ok(NAME, format!("{names}: loaded behind uncopy")),
+        Some(why) => Check::warning(
+            NAME,
+            format!("{names}: large allocations stay with that allocator, because {why}"),
+        ),
+        None => Check::ok(NAME, format!("{names}: loaded after uncopy")),
     })
 }
 

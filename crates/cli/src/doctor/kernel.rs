@@ -65,22 +65,22 @@ impl Features {
         const NAME: &str = "userfaultfd";
         let (major, minor) = MOVE_SINCE;
         match self {
-            Self::NotTested => Check::missing(NAME, "could not be tried without a userfaultfd"),
+            Self::NotTested => Check::missing(NAME, "not tested: no userfaultfd can be opened"),
             Self::MissingFeature(all) => {
-                Check::missing(NAME, format!("features {all:#x}, which are not enough")).with_fix(NEWER_KERNEL)
+                Check::missing(NAME, format!("lacks a feature that uncopy needs (features {all:#x})")).with_fix(NEWER_KERNEL)
             }
             Self::WithoutMoves(all) => Check::warning(
                 NAME,
                 format!(
-                    "works by dropping and copying pages (features {all:#x}); from Linux {major}.{minor} on they are moved, which is \
-                     cheaper, and memory outside the block heap can hold views"
+                    "works by dropping and copying pages (features {all:#x}); Linux {major}.{minor} and later moves them, \
+                     which is cheaper, and elides copies outside uncopy's block heap too"
                 ),
             )
             .with_fix(NEWER_KERNEL),
             Self::Failed(error) => Check::missing(NAME, format!("failed: {error}")),
-            Self::CorruptMove => Check::missing(NAME, "moved a page, and other bytes arrived"),
+            Self::CorruptMove => Check::missing(NAME, "moved a page, but its bytes changed"),
             Self::MovesPages(all) => {
-                Check::ok(NAME, format!("works by moving pages: one was moved, and its bytes arrived (features {all:#x})"))
+                Check::ok(NAME, format!("works by moving pages; a test page arrived intact (features {all:#x})"))
             }
         }
     }
@@ -117,7 +117,7 @@ fn architecture(machine: &str) -> Check {
     const NAME: &str = "architecture";
     let page_bytes = mem::page_size();
     if page_bytes != PAGE_BYTES {
-        let found = format!("{machine} with pages of {page_bytes} bytes; {} are needed", PAGE_BYTES);
+        let found = format!("{machine}, {page_bytes}-byte pages; uncopy needs {PAGE_BYTES}-byte pages");
         return Check::missing(NAME, found);
     }
     let found = format!("{machine}, {page_bytes}-byte pages");
@@ -138,11 +138,11 @@ fn query(release: &str) -> Check {
     const NAME: &str = "PROCMAP_QUERY";
     let (major, minor) = QUERY_SINCE;
     match query_own_mapping() {
-        Ok(true) => Check::ok(NAME, "works: buffers outside the block heap can be judged"),
+        Ok(true) => Check::ok(NAME, "works: copies outside uncopy's block heap can be elided too"),
         Ok(false) | Err(_) => Check::warning(
             NAME,
             format!(
-                "not in Linux {release} (since {major}.{minor}): buffers outside the block heap are copied"
+                "not in Linux {release} (new in {major}.{minor}): copies outside uncopy's block heap are not elided"
             ),
         ),
     }

@@ -140,7 +140,7 @@ fn options(environment: &Environment) -> Check {
         Ok(settings) => match settings.warning {
             Some(warning) => Check::warning(NAME, warning),
             None if settings.off => {
-                Check::missing(NAME, "UNCOPY_OFF is set: run will load uncopy and elide nothing")
+                Check::missing(NAME, "UNCOPY_OFF is set: uncopy run will load the library and elide nothing")
                     .with_fix("unset UNCOPY_OFF")
             }
             None => Check::ok(NAME, "legal"),

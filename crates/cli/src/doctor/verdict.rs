@@ -28,7 +28,7 @@ impl Verdict {
                 Self {
                     is_worth_trying: true,
                     why: format!(
-                        "uncopy reaches what {program} copies{but}; whether that is much a profile says"
+                        "uncopy reaches what {program} copies{but}; a profile shows how much that is"
                     ),
                     next,
                 }
