@@ -31,7 +31,7 @@ pub fn locate() -> Result<PathBuf, String> {
     match candidates.iter().find(|path| path.is_file()) {
         None => Err(not_found(&candidates)),
         Some(path) if !can_be_preloaded(path) => Err(format!(
-            "{FILE_NAME} lies in {}, and LD_PRELOAD cannot carry a path with a space, a colon or a dollar sign",
+            "{FILE_NAME} is in {}, and LD_PRELOAD cannot hold a path with a space, a colon or a dollar sign",
             path.parent().unwrap_or(path).display()
         )),
         Some(path) => Ok(path.clone()),

@@ -44,7 +44,7 @@ impl fmt::Display for LiveError {
                 write!(f, "process {pid} does not run under uncopy; start it with: uncopy run -- CMD")
             }
             Self::NotPermitted { pid, owner } => {
-                write!(f, "process {pid} belongs to user {owner}; type it again with sudo")
+                write!(f, "process {pid} belongs to user {owner}; retry with sudo")
             }
             Self::Refused { path, why } => {
                 write!(f, "{} {why}; it is not trusted", Quoted(path.as_os_str()))

@@ -95,9 +95,13 @@ impl fmt::Display for ProbeError {
             Self::NotPermitted => f.write_str("no permission to use userfaultfd"),
             Self::NotInKernel => f.write_str("this kernel has no userfaultfd"),
             Self::NoFeature => {
-                write!(f, "userfaultfd of Linux {} does not tell threads apart (Linux 4.14)", os::kernel().0)
+                write!(
+                    f,
+                    "userfaultfd of Linux {} does not report threads, as Linux 4.14 and later do",
+                    os::kernel().0
+                )
             }
-            Self::PageSize(bytes) => write!(f, "pages are {bytes} bytes, not {}", PAGE_BYTES),
+            Self::PageSize(bytes) => write!(f, "the page size is {bytes} bytes, not {}", PAGE_BYTES),
             Self::Failed(error) => write!(f, "userfaultfd failed: {error}"),
         }
     }

@@ -71,7 +71,7 @@ fn list(processes: &[Process]) -> String {
     let mut text = table::align_columns(&rows, |column| matches!(column, 1 | 3 | 9));
     for process in processes.iter().filter(|process| process.state() == State::Plain) {
         let reason = process.snapshot.reason.as_deref().unwrap_or_default();
-        let _ = writeln!(text, "{} runs plainly: {}", process.pid, reason.escape_default());
+        let _ = writeln!(text, "{} cannot elide: {}", process.pid, reason.escape_default());
     }
     text
 }
@@ -118,7 +118,7 @@ mod tests {
         assert!(lines[1].contains("plain") && lines[1].contains("2 min"), "{text}");
         assert!(lines[2].contains("idle"), "{text}");
         assert!(lines[3].contains("active") && lines[3].contains("1.0 GiB"), "{text}");
-        assert_eq!(lines[4], "7 runs plainly: no userfaultfd");
+        assert_eq!(lines[4], "7 cannot elide: no userfaultfd");
         assert!(lines.iter().all(|line| line.len() <= 100), "{text}");
     }
 }

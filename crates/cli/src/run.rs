@@ -73,7 +73,11 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
             explanation.finish(settings.explain.as_deref().unwrap_or_default(), &command, status)
         }
         Some((file, Err(error))) => {
-            output::print_message(format_args!("no --explain {}: {}", Quoted(file), Reason(&error)));
+            output::print_message(format_args!(
+                "no report for --explain {}: {}; CMD runs without it",
+                Quoted(file),
+                Reason(&error)
+            ));
             start(&command, &given, sigpipe, &SpawnOptions::standard())
         }
     }

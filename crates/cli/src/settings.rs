@@ -175,11 +175,7 @@ fn check_net(socket: &OsStr) -> Result<(), InvalidValue> {
     if std::fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
         Ok(())
     } else {
-        Err(InvalidValue::new(
-            "--net",
-            socket,
-            "the control socket of a service that 'uncopy net' has begun, or its name",
-        ))
+        Err(InvalidValue::new("--net", socket, "the name or the control socket of a running 'uncopy net'"))
     }
 }
 
@@ -200,7 +196,7 @@ fn invalid_value(name: &str, error: OptionError<'_>) -> InvalidValue {
 
 /// Checks that programs can meet in the directory of `--lanes-dir`.
 fn check_lanes_dir(directory: &OsStr) -> Result<(), InvalidValue> {
-    let legal = "a directory of your own with mode 0700, or a name where one can be made";
+    let legal = "your own directory with mode 0700, or a path where it can be created";
     if is_private_or_creatable(Path::new(directory)) {
         Ok(())
     } else {
@@ -226,7 +222,7 @@ fn output_path(value: &OsStr, name: &str) -> Result<OsString, InvalidValue> {
     }
     let path = std::path::absolute(value).unwrap_or_else(|_| Path::new(value).to_path_buf());
     if path.is_dir() || !path.parent().is_some_and(Path::is_dir) {
-        return Err(InvalidValue::new(name, value, "a file in a directory that exists, or -"));
+        return Err(InvalidValue::new(name, value, "a file in an existing directory, or -"));
     }
     Ok(path.into_os_string())
 }

@@ -19,7 +19,7 @@ if [ "$what" = killed ]; then
     waits() { grep -q ^waits "$journal" 2>/dev/null; }
     wait_for waits
     "$uncopy" log wait --timeout 0 "$place/log" 2>"$room/early" && give_up "a program that runs was not waited for"
-    grep -q "in use still" "$room/early" || give_up "$(cat "$room/early")"
+    grep -q "still in use" "$room/early" || give_up "$(cat "$room/early")"
     kill -9 "$program"
     wait "$program" 2>/dev/null || true
     "$uncopy" log wait --timeout 60 "$place/log"

@@ -87,14 +87,14 @@ impl Report {
             notes.push(format!("uncopy was not loaded: {why}"));
         } else if self.processes.is_empty() {
             notes.push(
-                "no process made an allocation, a copy or an input that is large enough to be looked at, \
-                 or uncopy was not loaded into any"
+                "no process made an allocation, copy or input that is large enough to be considered, or none \
+                 loaded uncopy"
                     .to_owned(),
             );
         }
         match self.without_room {
             0 => {}
-            more => notes.push(format!("missing: {more} further processes, for which there was no room")),
+            more => notes.push(format!("missing: {more} further processes, because the ledger is full")),
         }
         notes
     }
@@ -129,7 +129,7 @@ impl Report {
             if process.has_wrong_estimates() {
                 let _ = writeln!(
                     table,
-                    "what the sites below are said to save is an estimate, and wrong: measured is what counts"
+                    "the estimates of the sites below contradict the measurement, which is what counts"
                 );
             }
             if !process.sites.is_empty() {
@@ -181,10 +181,10 @@ fn describe_ending(process: &Process, is_replaced: bool) -> String {
         return "executed another program; the account is complete".to_owned();
     }
     if Path::new("/proc").join(process.pid.to_string()).exists() {
-        return "still running; missing: what it does from here on".to_owned();
+        return "still running; what it does from now on is missing".to_owned();
     }
-    "ended by a signal, or without running any exit handler; the account is complete up to then, but for calls \
-     that it was in the middle of"
+    "ended by a signal, or without running exit handlers; the account is complete except for calls that were in \
+     progress"
         .to_owned()
 }
 

@@ -46,7 +46,7 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let socket = live_directory.join(&name);
     // Left by an ended process with the same pid.
     opened.remove(&os::c_path(Path::new(&name)).unwrap_or_default());
-    spawn(options, &socket).map_err(|error| format!("its keeper did not start: {}", Reason(&error)))?;
+    spawn(options, &socket).map_err(|error| format!("the log's keeper did not start: {}", Reason(&error)))?;
     Ok(socket)
 }
 
@@ -58,7 +58,7 @@ fn make_private(directory: &Path) -> io::Result<()> {
     }
     let found = fs::symlink_metadata(directory)?;
     let is_private = found.is_dir() && found.uid() == os::effective_user_id() && found.mode() & 0o077 == 0;
-    let why = "it is not a directory of this user's that nobody else can enter (chmod 700)";
+    let why = "it must be your own directory with mode 0700";
     if is_private { Ok(()) } else { Err(io::Error::other(why)) }
 }
 

@@ -173,7 +173,7 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         Ok(directory) => directory,
         Err(error) => {
             output::print_message(format_args!(
-                "cannot make a directory in shared memory: {}",
+                "cannot create a directory in shared memory: {}",
                 Reason(&error)
             ));
             return EXIT_FAILURE;
@@ -239,7 +239,7 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
     signals.end();
     if ended.is_none() {
         output::print_message(format_args!(
-            "{} goes on running as process {}, recorded no more",
+            "{} goes on running as process {} and is no longer recorded",
             Quoted(name),
             child.pid()
         ));
@@ -369,7 +369,7 @@ impl Session<'_> {
                 let seconds = START_TIMEOUT.as_secs();
                 return late
                     .iter()
-                    .map(|pid| format!("process {pid} did not begin to record within {seconds} s"))
+                    .map(|pid| format!("process {pid} did not start recording within {seconds} s"))
                     .collect();
             }
             self.collect();
@@ -457,7 +457,7 @@ impl Session<'_> {
         let is_time_up = self.request.duration.is_some_and(|duration| self.started.elapsed() >= duration);
         is_time_up.then(|| {
             RecordingEnd::Requested(format!(
-                "the recording took its {:.1} s",
+                "the recording ended after {:.1} s, as requested",
                 self.started.elapsed().as_secs_f64()
             ))
         })
@@ -500,7 +500,7 @@ impl Session<'_> {
         let mut warnings = self.warnings;
         if self.collector.unrecorded_processes > 0 {
             let more = self.collector.unrecorded_processes;
-            warnings.push(format!("{more} further processes were not recorded, for which there was no room"));
+            warnings.push(format!("{more} further processes were not recorded: too many at once"));
         }
         let mut processes = self.collector.finish();
         drop(self.directories);
@@ -510,8 +510,7 @@ impl Session<'_> {
         }
         if processes.is_empty() && self.attached.is_empty() {
             warnings.push(
-                "no process said that it was recorded: the program may have ended at once, or was started without the library"
-                    .to_owned(),
+                "no process was recorded: the program ended at once, or it did not load uncopy".to_owned(),
             );
         }
         let default_bytes = Options::default().min_size_bytes as u64;

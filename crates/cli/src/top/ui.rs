@@ -70,7 +70,7 @@ impl Ui<'_> {
         if let Some(row) = rows.get(self.selected).filter(|_| detail > 0) {
             self.detail(frame, below, row);
         }
-        let help = " q quit   ↑ ↓ select   < > sort   space hold   + - interval";
+        let help = " q quit   ↑ ↓ select   < > sort   space pause   + - interval";
         frame.render_widget(Paragraph::new(help).style(Style::new().add_modifier(Modifier::DIM)), keys);
     }
 
@@ -81,12 +81,12 @@ impl Ui<'_> {
             1 => "1 process".to_owned(),
             count => format!("{count} processes"),
         };
-        let held = if self.is_paused { ", held" } else { "" };
+        let paused = if self.is_paused { ", paused" } else { "" };
         let memory: u64 = rows.iter().map(|row| row.process.memory_bytes()).sum();
         vec![
-            Line::from(format!("uncopy top: {count} under uncopy, every {} s{held}", self.interval_s)),
+            Line::from(format!("uncopy top: {count} under uncopy, every {} s{paused}", self.interval_s)),
             Line::from(format!(
-                "elided {}/s, copied {}/s, {:.0} faults/s, {} kept, {:.0} % CPU, saves {:.0} %",
+                "elided {}/s, copied {}/s, {:.0} faults/s, {} memory, {:.0} % CPU, saves {:.0} %",
                 short_bytes(sum(|row| row.elided)),
                 short_bytes(sum(|row| row.copied)),
                 sum(|row| row.faults),
