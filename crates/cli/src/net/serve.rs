@@ -25,7 +25,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         .collect();
     if prefixes.len() > MAX_PREFIXES {
         output::print_message(format_args!(
-            "--address is given {} times; it may be {MAX_PREFIXES} at most",
+            "--address is given {} times; it may be given at most {MAX_PREFIXES} times",
             prefixes.len()
         ));
         return EXIT_USAGE;
@@ -70,7 +70,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         }
     };
     if let Err(error) = os::drop_privileges() {
-        output::print_message(format_args!("privileges cannot be dropped: {}", Reason(&error)));
+        output::print_message(format_args!("cannot drop privileges: {}", Reason(&error)));
         return EXIT_FAILURE;
     }
     // Each connection takes a descriptor.
@@ -83,7 +83,9 @@ pub fn main(matches: &ArgMatches) -> u8 {
         }
     };
     for (index, prefix) in prefixes.iter().enumerate() {
-        let kernel = kernel_addresses.get(index).map(|(kernel, _)| format!("; the kernel is {kernel} there"));
+        let kernel = kernel_addresses
+            .get(index)
+            .map(|(kernel, _)| format!("; the kernel's address there is {kernel}"));
         output::print_message(format_args!(
             "{} serves {}/{}{}",
             name.to_string_lossy(),
@@ -135,10 +137,10 @@ fn print_control_error(control: &Path, error: &io::Error) {
     let control = Quoted(control.as_os_str());
     match error.raw_os_error() {
         Some(libc::EADDRINUSE) => output::print_message(format_args!(
-            "{control} is another service's; end that first, or give another --socket"
+            "{control} belongs to a running service; end that first, or give another --socket"
         )),
         Some(libc::EPERM) => output::print_message(format_args!(
-            "others can enter the directory of {control}; it must be yours alone (chmod 700)"
+            "other users can enter the directory of {control}; it must have mode 0700 (chmod 700)"
         )),
         _ => output::print_message(format_args!("{control}: {}", Reason(error))),
     }

@@ -64,10 +64,10 @@ fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() 
         assert_eq!(done.status.code(), Some(1));
         assert!(done.text().contains(why), "{}", done.text());
     };
-    refused("near", "somebody has its queue 0; end that, or give another: --xdp near:QUEUE");
-    refused("near:7", "it has no queue 7; ethtool -l near says how many it has");
+    refused("near", "queue 0 is in use; end its user, or give another: --xdp near:QUEUE");
+    refused("near:7", "it has no queue 7; ethtool -l near shows the number of queues");
     refused("other", "there is no such device; ip link lists them");
-    refused("lo", "it is no Ethernet device");
+    refused("lo", "it is not an Ethernet device");
     service.kill();
     wait_until("the device without a program", || (!cable.has_program(&scratch)).then_some(()));
     let next = begin("near");
@@ -125,9 +125,9 @@ wait $second
         .finish(LIMIT);
     assert!(done.status.success(), "{}", done.text());
     for said in [
-        "type it again with sudo, or make one for this user: sudo ip tuntap add utun0 mode tun user 0",
-        "utun0 is not ready, and making it so takes CAP_NET_ADMIN; type: sudo ip link set utun0 mtu 4148",
-        "the kernel looks for 10.77.0.3 at utun0, which has 10.77.0.1/24; give an --address in a network of its own",
+        "retry with sudo, or create it for this user: sudo ip tuntap add utun0 mode tun user 0",
+        "utun0 is not configured, which needs CAP_NET_ADMIN; type: sudo ip link set utun0 mtu 4148",
+        "the kernel routes 10.77.0.3 to utun0, which has 10.77.0.1/24; give an --address in another network",
     ] {
         assert!(done.text().contains(said), "{}", done.text());
     }
