@@ -17,8 +17,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_core::stats::{CONTROL_SUFFIX, FILE_BYTES, INITIAL_PID_NAMESPACE, MAGIC, Snapshot, StatsName};
-use uncopy_sys::directory::{Kind, PrivateDirectory, Refused};
 use uncopy_sys::errno::Errno;
+use uncopy_sys::private_directory::{DirectoryError, FileKind, PrivateDirectory};
 use uncopy_sys::procmap;
 
 /// Largest process id that Linux gives out (`PID_MAX_LIMIT`).
@@ -229,7 +229,7 @@ pub fn send_request(pid: u32, message: &[u8]) -> Result<bool, LiveError> {
     let process = identity(pid)?;
     let name = format!("{}{CONTROL_SUFFIX}", process.name);
     for owner in process.owners {
-        let Some((path, mut pipe)) = open_live(shared_memory(), owner, pid, &name, Kind::Fifo)? else {
+        let Some((path, mut pipe)) = open_live(shared_memory(), owner, pid, &name, FileKind::Fifo)? else {
             continue;
         };
         return match pipe.write_all(message) {
@@ -246,16 +246,18 @@ fn open_live(
     owner: u32,
     pid: u32,
     name: &str,
-    kind: Kind,
+    kind: FileKind,
 ) -> Result<Option<(PathBuf, File)>, LiveError> {
     let directory_path = directory_of(parent, owner);
     let path = directory_path.join(name);
-    let failure = |path: &Path, why: Refused| match why {
-        Refused::Kernel(Errno::ENOENT) => None,
+    let failure = |path: &Path, why: DirectoryError| match why {
+        DirectoryError::Kernel(Errno::ENOENT) => None,
         // No process reads from the pipe, so its process has ended.
-        Refused::Kernel(Errno(libc::ENXIO)) => Some(LiveError::NoProcess(pid)),
-        Refused::Kernel(Errno(libc::EACCES)) => Some(LiveError::NotPermitted { pid, owner }),
-        Refused::Kernel(errno) => Some(LiveError::Io { path: path.to_path_buf(), error: errno.into() }),
+        DirectoryError::Kernel(Errno(libc::ENXIO)) => Some(LiveError::NoProcess(pid)),
+        DirectoryError::Kernel(Errno(libc::EACCES)) => Some(LiveError::NotPermitted { pid, owner }),
+        DirectoryError::Kernel(errno) => {
+            Some(LiveError::Io { path: path.to_path_buf(), error: errno.into() })
+        }
         why => Some(LiveError::Refused { path: path.to_path_buf(), why: why.to_string() }),
     };
     let io = |error| LiveError::Io { path: path.clone(), error };
@@ -265,7 +267,7 @@ fn open_live(
         Ok(directory) => directory,
         Err(why) => return failure(&directory_path, why).map_or(Ok(None), Err),
     };
-    let access = if kind == Kind::Fifo { libc::O_WRONLY } else { libc::O_RDONLY };
+    let access = if kind == FileKind::Fifo { libc::O_WRONLY } else { libc::O_RDONLY };
     match os::open_in(&directory, &c_name, kind, access) {
         Ok(file) => Ok(Some((path, file))),
         Err(why) => failure(&path, why).map_or(Ok(None), Err),
@@ -274,7 +276,7 @@ fn open_live(
 
 /// Reads the counters of a process from `parent/uncopy-OWNER/NAME`; `None` if there are none yet.
 fn read_live(parent: &Path, owner: u32, pid: u32, name: StatsName) -> Result<Option<Snapshot>, LiveError> {
-    let Some((path, file)) = open_live(parent, owner, pid, &name.to_string(), Kind::File)? else {
+    let Some((path, file)) = open_live(parent, owner, pid, &name.to_string(), FileKind::File)? else {
         return Ok(None);
     };
     let refuse =

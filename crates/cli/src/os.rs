@@ -14,8 +14,8 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use uncopy_sys::directory::{Kind, PrivateDirectory, Refused};
 use uncopy_sys::mem::Reservation;
+use uncopy_sys::private_directory::{DirectoryError, FileKind, PrivateDirectory};
 
 /// Disposition of a signal at the program's start.
 pub struct Disposition(libc::sighandler_t);
@@ -42,7 +42,7 @@ pub fn restore_sigpipe(disposition: &Disposition) {
 /// # Panics
 /// If the process has other threads, which the child would not have.
 pub fn fork_detached() -> io::Result<bool> {
-    assert!(!uncopy_sys::thread::others_live(), "a process with one thread");
+    assert!(!uncopy_sys::thread::has_other_threads(), "a process with one thread");
     // SAFETY: fork(2) copies only the calling thread; there is no other whose locks the child would
     // find held.
     match unsafe { libc::fork() } {
@@ -251,14 +251,19 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 }
 
 /// Opens a file of a private directory; `access` is `O_RDONLY` or another access mode.
-pub fn open_in(directory: &PrivateDirectory, name: &CStr, kind: Kind, access: i32) -> Result<File, Refused> {
+pub fn open_in(
+    directory: &PrivateDirectory,
+    name: &CStr,
+    kind: FileKind,
+    access: i32,
+) -> Result<File, DirectoryError> {
     Ok(OwnedFd::from(directory.open_file(name, kind, access)?).into())
 }
 
 /// Opens a recording of a private directory, which may also belong to root.
-pub fn open_recording_in(directory: &PrivateDirectory, name: &CStr) -> Result<File, Refused> {
+pub fn open_recording_in(directory: &PrivateDirectory, name: &CStr) -> Result<File, DirectoryError> {
     let owner = directory.owner();
-    let fd = directory.open_file_of(name, Kind::File, libc::O_RDWR, |user| user == owner || user == 0)?;
+    let fd = directory.open_file_of(name, FileKind::File, libc::O_RDWR, |user| user == owner || user == 0)?;
     Ok(OwnedFd::from(fd).into())
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
-use uncopy_core::policy::trials::{Finding, Standing};
+use uncopy_core::policy::trials::{FactorReport, Finding};
 use uncopy_core::stats::{Counter, Snapshot};
 
 /// Whether a process elides.
@@ -90,7 +90,7 @@ impl Process {
     }
 
     /// Returns the trials' result for eliding.
-    pub fn elision(&self) -> Option<&Standing> {
+    pub fn elision(&self) -> Option<&FactorReport> {
         self.snapshot.trials.elision()
     }
 

@@ -167,7 +167,7 @@ fn control_socket(value: &OsStr) -> OsString {
         return absolute(value.as_bytes());
     }
     let live = live::directory_of(live::shared_memory(), os::effective_user_id());
-    live.join("net").join(value).join(uncopy_net::places::CONTROL).into_os_string()
+    live.join("net").join(value).join(uncopy_net::paths::CONTROL).into_os_string()
 }
 
 /// Checks that the control socket exists.
@@ -320,7 +320,7 @@ mod tests {
         let live = live::directory_of(live::shared_memory(), os::effective_user_id());
         assert_eq!(control_socket("utun0".as_ref()), live.join("net/utun0/control").into_os_string());
         std::fs::remove_dir_all(&directory).expect("removed");
-        let long = format!("/{}", "x".repeat(uncopy_net::places::MAX_CONTROL_BYTES));
+        let long = format!("/{}", "x".repeat(uncopy_net::paths::MAX_CONTROL_PATH_BYTES));
         for value in [socket.to_str().expect("UTF-8"), "/etc/passwd", "/tmp", "no-such-service", "", &long] {
             let refused = resolve(&mut environment(&[]), &given("net", value.as_bytes()), PID);
             let message = refused.expect_err(value).to_string();

@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::{live, os};
 use uncopy_core::stats::{CONTROL_SUFFIX, StatsName};
 use uncopy_sys::descriptor::Descriptor as _;
-use uncopy_sys::directory::PrivateDirectory;
+use uncopy_sys::private_directory::PrivateDirectory;
 
 /// Prefix of the name of a keeper's socket; the [`StatsName`] of the process that the keeper was
 /// started for follows.

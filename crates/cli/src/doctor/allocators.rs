@@ -8,7 +8,7 @@ use crate::environment::Environment;
 use crate::library;
 use std::fs::File;
 use std::path::Path;
-use uncopy_core::allocators::{Standing, family, standing};
+use uncopy_core::allocators::{Treatment, family, treatment};
 
 /// Mangled name of `MallocExtension::instance`, through which tcmalloc answers questions about any
 /// pointer.
@@ -60,7 +60,7 @@ fn display_name(name: &[u8]) -> String {
 pub fn why_heap_is_unused(files: &[ElfFile]) -> Option<String> {
     let allocators = || files.iter().filter(|file| file.is_allocator());
     for allocator in allocators() {
-        let unknown = |name: &&Vec<u8>| standing(name) == Standing::Unknown;
+        let unknown = |name: &&Vec<u8>| treatment(name) == Treatment::Unknown;
         if allocator.family().is_none() {
             if let Some(name) = allocator.functions.defined.iter().find(unknown) {
                 return Some(format!(

@@ -131,7 +131,9 @@ fn architecture(machine: &str) -> Check {
 fn query_own_mapping() -> Result<bool, Errno> {
     let variable = 0u8;
     let address = &raw const variable as usize;
-    procmap::all(address, address + 1, |mapping| mapping.start <= address && address < mapping.end)
+    procmap::for_each_mapping(address, address + 1, |mapping| {
+        mapping.start <= address && address < mapping.end
+    })
 }
 
 fn query(release: &str) -> Check {

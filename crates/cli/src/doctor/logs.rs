@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use uncopy_store::places::{self, Contents};
+use uncopy_store::log_files::{self, LogSummary};
 
 const LEASES: &str = "/proc/sys/fs/leases-enable";
 
@@ -33,7 +33,7 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
     }
     // A directory that does not exist yet will be on the file system of its parent.
     let existing = if directory.is_dir() { Some(directory) } else { directory.parent() };
-    match existing.map(places::can_be_in) {
+    match existing.map(log_files::supports_logs) {
         Some(Ok(true)) => {}
         Some(Err(errno)) => {
             return Check::warning(NAME, format!("{shown}: {}", Reason(&errno.into())));
@@ -45,8 +45,9 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
             return Check::warning(NAME, found);
         }
     }
-    let logs = places::logs(directory).unwrap_or_default();
-    let has_bytes = |path: &&PathBuf| !places::look(path).is_ok_and(|contents| needs_no_recovery(&contents));
+    let logs = log_files::logs(directory).unwrap_or_default();
+    let has_bytes =
+        |path: &&PathBuf| !log_files::inspect(path).is_ok_and(|contents| needs_no_recovery(&contents));
     match logs.iter().filter(has_bytes).count() {
         0 => Check::ok(NAME, format!("{shown}, {} logs", logs.len())),
         count => Check::warning(
@@ -58,7 +59,7 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
 }
 
 /// Whether nothing is to be recovered: the log is in use or empty.
-const fn needs_no_recovery(contents: &Contents) -> bool {
+const fn needs_no_recovery(contents: &LogSummary) -> bool {
     contents.is_in_use || contents.checkpoint.process == 0
 }
 
@@ -74,7 +75,7 @@ mod tests {
         assert_eq!(check_directory(&directory, false).state, State::Warning, "no leases");
         fs::create_dir(&directory).expect("a directory");
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("its owner");
-        let can_hold_logs = places::can_be_in(&directory).expect("a directory");
+        let can_hold_logs = log_files::supports_logs(&directory).expect("a directory");
         let empty = check_directory(&directory, true);
         fs::write(directory.join("0123456789abcdef.log"), "no log").expect("written");
         let damaged = check_directory(&directory, true);

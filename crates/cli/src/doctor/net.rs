@@ -5,7 +5,7 @@ use super::Check;
 use crate::net;
 use crate::output::Reason;
 use std::io;
-use uncopy_link::device::{self, QUEUE_PACKETS, Seen};
+use uncopy_link::device::{self, DeviceSettings, QUEUE_PACKETS};
 
 /// MTU for one page of payload after the headers of IPv4 and TCP with timestamps.
 const USUAL_MTU_BYTES: usize = 4148;
@@ -17,7 +17,7 @@ pub fn checks() -> Vec<Check> {
     let tun = tun(net::device::why_no_tun().as_ref());
     let xdp = xdp(net::device::why_no_xdp().as_ref());
     let devices = net::service_names().into_iter().filter_map(|name| {
-        let seen = device::look(&name).ok().filter(|seen| seen.is_tun)?;
+        let seen = device::read_settings(&name).ok().filter(|seen| seen.is_tun)?;
         Some(check_device(&name, seen))
     });
     [tun, xdp].into_iter().chain(devices).collect()
@@ -52,9 +52,9 @@ fn xdp(why_not: Option<&io::Error>) -> Check {
     }
 }
 
-fn check_device(name: &str, seen: Seen) -> Check {
+fn check_device(name: &str, seen: DeviceSettings) -> Check {
     const NAME: &str = "net device";
-    let Seen { mtu_bytes, queue_packets, .. } = seen;
+    let DeviceSettings { mtu_bytes, queue_packets, .. } = seen;
     let found = format!("{name}: MTU {mtu_bytes} bytes, queue of {queue_packets} packets");
     if i64::try_from(queue_packets).is_ok_and(|packets| packets < QUEUE_PACKETS.into()) {
         let found = format!("{found}: too short for a sender's window, so packets are lost");
@@ -76,8 +76,9 @@ mod tests {
 
     #[test]
     fn a_device_has_whole_pages_and_a_long_queue() {
-        let of =
-            |mtu_bytes, queue_packets| check_device("utun0", Seen { mtu_bytes, queue_packets, is_tun: true });
+        let of = |mtu_bytes, queue_packets| {
+            check_device("utun0", DeviceSettings { mtu_bytes, queue_packets, is_tun: true })
+        };
         assert_eq!(of(4148, 5000).state, State::Ok);
         assert_eq!(of(8244, 9000).state, State::Ok);
         let short = of(4148, 1000);

@@ -8,8 +8,8 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use uncopy_profile::format::percent;
 use uncopy_profile::verdict::{self, verdict};
-use uncopy_profile::words::percent;
 
 /// Returns the check of the profile, and its verdict if it has one. `None` if no profile exists.
 pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Option<Verdict>)> {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use uncopy_core::ledger::{Entry, Field};
 use uncopy_core::policy::Kind;
-use uncopy_profile::words::bytes;
+use uncopy_profile::format::bytes;
 
 /// Returns the range of sizes of a class, such as `64K-128K`.
 pub fn size_range(size_class: u32) -> String {

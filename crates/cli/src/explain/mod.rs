@@ -19,7 +19,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC, SLOTS_OFFSET, WHY_PLAIN_LEN_OFFSET};
+use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC, SLOTS_OFFSET, WHY_WITHOUT_LIBRARY_LEN_OFFSET};
 
 /// Run of a program under `--explain`.
 pub struct Explanation {
@@ -45,10 +45,10 @@ impl Explanation {
 
     /// Records why the program is started without the library.
     pub fn record_inactive(&self, why: &str) {
-        let why = &why.as_bytes()[..why.len().min(SLOTS_OFFSET - WHY_PLAIN_LEN_OFFSET - 8)];
+        let why = &why.as_bytes()[..why.len().min(SLOTS_OFFSET - WHY_WITHOUT_LIBRARY_LEN_OFFSET - 8)];
         let text = [&(why.len() as u64).to_ne_bytes(), why].concat();
         // Without the reason, the report only states that no process entered anything.
-        let _ = self.ledger.write_all_at(&text, WHY_PLAIN_LEN_OFFSET as u64);
+        let _ = self.ledger.write_all_at(&text, WHY_WITHOUT_LIBRARY_LEN_OFFSET as u64);
     }
 
     /// Runs `section` in a child process and waits for its end.

@@ -9,15 +9,15 @@ use std::fmt::Write as _;
 use std::path::Path;
 use uncopy_core::ledger::{Field, Ledger, Process};
 use uncopy_core::policy::Costs;
-use uncopy_core::policy::trials::Standings;
+use uncopy_core::policy::trials::FactorReports;
 use uncopy_core::streams::{Outcome, Streams};
+use uncopy_profile::format::{bytes, duration, one_line};
 use uncopy_profile::symbols::Symbols;
-use uncopy_profile::words::{bytes, duration, one_line};
 
 const HEADINGS: [&str; 10] =
     ["kind", "size", "calls", "bytes", "elided", "copied", "saved", "spent", "state", "site and reason"];
 /// Fields that the report combines with others or shows in another form.
-const NOT_SHOWN: [Field; 3] = [Field::What, Field::Caller, Field::Shared];
+const NOT_SHOWN: [Field; 3] = [Field::PackedKind, Field::Caller, Field::Shared];
 
 /// Report on one process.
 struct ProcessReport {
@@ -28,7 +28,7 @@ struct ProcessReport {
     reason: Option<String>,
     costs: Option<Costs>,
     streams: Streams,
-    trials: Standings,
+    trials: FactorReports,
     /// Sites, those with the largest effect first.
     sites: Vec<Site>,
 }
@@ -44,9 +44,9 @@ impl ProcessReport {
 pub struct Report {
     command: String,
     ending: String,
-    why_plain: Option<String>,
+    why_without_library: Option<String>,
     processes: Vec<ProcessReport>,
-    without_room: u64,
+    processes_without_slot: u64,
 }
 
 impl Report {
@@ -74,16 +74,16 @@ impl Report {
                 Ending::Exited(status) => format!("exited with status {status}"),
                 Ending::Killed(signal) => format!("ended by signal {signal}"),
             },
-            why_plain: ledger.why_plain.clone(),
+            why_without_library: ledger.why_without_library.clone(),
             processes,
-            without_room: ledger.without_room,
+            processes_without_slot: ledger.processes_without_slot,
         }
     }
 
     /// Returns notes on the run as a whole.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        if let Some(why) = &self.why_plain {
+        if let Some(why) = &self.why_without_library {
             notes.push(format!("uncopy was not loaded: {why}"));
         } else if self.processes.is_empty() {
             notes.push(
@@ -92,7 +92,7 @@ impl Report {
                     .to_owned(),
             );
         }
-        match self.without_room {
+        match self.processes_without_slot {
             0 => {}
             more => notes.push(format!("missing: {more} further processes, because the ledger is full")),
         }
@@ -260,8 +260,12 @@ fn rows(table: &mut String, sites: &[Site]) {
 mod tests {
     use super::*;
 
-    fn empty(why_plain: Option<&str>, without_room: u64) -> Report {
-        let ledger = Ledger { processes: Vec::new(), without_room, why_plain: why_plain.map(str::to_owned) };
+    fn empty(why_without_library: Option<&str>, processes_without_slot: u64) -> Report {
+        let ledger = Ledger {
+            processes: Vec::new(),
+            processes_without_slot,
+            why_without_library: why_without_library.map(str::to_owned),
+        };
         Report::new(&ledger, &["sh".into(), "-c".into(), "a\nb".into()], Ending::Killed(9))
     }
 
@@ -284,7 +288,7 @@ mod tests {
             reason: None,
             costs: None,
             streams: Streams::default(),
-            trials: Standings::default(),
+            trials: FactorReports::default(),
             modules: Vec::new(),
             entries: Vec::new(),
         };

@@ -3,7 +3,7 @@
 use crate::library;
 use std::collections::BTreeMap;
 use uncopy_core::ledger::{Entry, Field, Process};
-use uncopy_profile::symbols::{Place, Symbols};
+use uncopy_profile::symbols::{CodeLocation, Symbols};
 
 /// Call site with its name.
 pub struct Site {
@@ -12,7 +12,7 @@ pub struct Site {
     /// File that contains the code.
     pub module: Option<String>,
     /// Location of the code in that file.
-    pub location: Place,
+    pub location: CodeLocation,
 }
 
 /// Returns the sites of a process with their names, those with the largest effect first.
@@ -27,7 +27,7 @@ pub fn sites(process: &Process, symbols: &mut Symbols) -> Vec<Site> {
         let offsets: Vec<u64> = entries.iter().map(|entry| entry.get(Field::FileOffset)).collect();
         let locations = match path {
             Some(path) => offsets.iter().map(|offset| symbols.at_file_offset(path, *offset)).collect(),
-            None => vec![Place::default(); offsets.len()],
+            None => vec![CodeLocation::default(); offsets.len()],
         };
         let module = path.map(|path| String::from_utf8_lossy(path).into_owned());
         sites.extend(entries.into_iter().zip(locations).map(|(entry, location)| Site {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use uncopy_core::stats::StatsName;
 use uncopy_store::keeper::{Keeper, Settings};
-use uncopy_store::places::{self, Ways};
+use uncopy_store::log_files::{self, RecoveryOptions};
 
 /// Line that the keeper prints once programs can find it.
 const READY: &str = "ready\n";
@@ -31,9 +31,9 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let directory = &options.directory;
     let name = Quoted(directory.as_os_str());
     make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
-    let logs = places::logs(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
+    let logs = log_files::logs(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     // Logs that cannot be recovered are reported by `recover`.
-    recover(&logs, &Ways::default(), false);
+    recover(&logs, &RecoveryOptions::default(), false);
     let live_directory = live::directory_of(live::shared_memory(), os::effective_user_id());
     let opened = live::make_own_directory(live::shared_memory());
     let opened =
@@ -100,7 +100,7 @@ pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
     }
     let directory = directory.to_owned();
     let emulates_dax = matches.get_flag(args::EMULATE_DAX);
-    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, socket, root }) {
+    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, socket, root_pid: root }) {
         Ok(keeper) => {
             let written = io::stdout().write_all(READY.as_bytes()).and_then(|()| os::close_stdout());
             if written.is_err() {

@@ -14,8 +14,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use uncopy_store::layout::{Identity, NoLog};
-use uncopy_store::places::{self, Contents, Outcome, Recovered, Ways};
+use uncopy_store::layout::{Identity, SuperblockError};
+use uncopy_store::log_files::{self, LogSummary, Outcome, Recovered, RecoveryOptions};
 use uncopy_store::recovery::Unreadable;
 use uncopy_sys::errno::Errno;
 
@@ -27,7 +27,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         "keep" => keeper::run(&path, matches),
         "sync" => sync(&path),
         "wait" => wait::wait(&path, matches),
-        _ => match places::logs(&path) {
+        _ => match log_files::logs(&path) {
             Err(error) => {
                 output::print_message(format_args!(
                     "{} cannot be read: {}",
@@ -44,7 +44,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
                     let search = search.map(PathBuf::from).collect();
                     let gives_up = matches.get_flag(args::GIVE_UP);
                     let overwrites = matches.get_flag(args::OVERWRITE);
-                    if recover(&logs, &Ways { search, overwrites, gives_up }, true) {
+                    if recover(&logs, &RecoveryOptions { search, overwrites, gives_up }, true) {
                         EXIT_OK
                     } else {
                         EXIT_FAILURE
@@ -67,11 +67,11 @@ fn name_of(log: &Path) -> String {
 fn unreadable_reason(unreadable: Unreadable) -> String {
     match unreadable {
         Unreadable::Device(errno) => Reason(&errno.into()).to_string(),
-        Unreadable::No(NoLog::Foreign) => "it is not a log".to_owned(),
-        Unreadable::No(NoLog::Damaged) => {
+        Unreadable::Superblock(SuperblockError::Foreign) => "it is not a log".to_owned(),
+        Unreadable::Superblock(SuperblockError::Damaged) => {
             "its first block is damaged; its files have what the keeper synced".to_owned()
         }
-        Unreadable::No(NoLog::Version(version)) => {
+        Unreadable::Superblock(SuperblockError::Version(version)) => {
             format!("it has version {version}; use the version of uncopy that wrote it")
         }
         Unreadable::NoCheckpoint => {
@@ -81,7 +81,7 @@ fn unreadable_reason(unreadable: Unreadable) -> String {
 }
 
 /// Returns the state of a log in a word or two.
-fn state(contents: &Contents) -> &'static str {
+fn state(contents: &LogSummary) -> &'static str {
     match contents {
         _ if contents.is_in_use => "in use",
         _ if contents.checkpoint.process == 0 => "empty",
@@ -97,9 +97,9 @@ fn age(time_ns: u64) -> Duration {
 
 fn describe(path: &Path) -> (Value, String) {
     let name = name_of(path);
-    match places::look(path) {
+    match log_files::inspect(path) {
         Ok(contents) => {
-            let Contents { superblock, checkpoint, survey, .. } = &contents;
+            let LogSummary { superblock, checkpoint, survey, .. } = &contents;
             let (records, bytes) = (survey.records, survey.bytes);
             let seconds = age(checkpoint.time_ns).as_secs();
             let files: Vec<String> =
@@ -152,7 +152,7 @@ fn check(logs: &[PathBuf]) -> u8 {
     let (mut text, mut status) = (String::new(), EXIT_OK);
     for log in logs {
         let name = name_of(log);
-        let _ = match places::look(log) {
+        let _ = match log_files::inspect(log) {
             Ok(contents) if contents.is_damaged => {
                 status = EXIT_FAILURE;
                 writeln!(
@@ -176,13 +176,13 @@ fn check(logs: &[PathBuf]) -> u8 {
 
 /// Recovers logs and reports those that had anything to recover; with `is_verbose`, all. Returns
 /// whether nothing is left in logs that no process uses.
-pub fn recover(logs: &[PathBuf], ways: &Ways, is_verbose: bool) -> bool {
+pub fn recover(logs: &[PathBuf], ways: &RecoveryOptions, is_verbose: bool) -> bool {
     let mut is_done = true;
     for log in logs {
         let name = name_of(log);
-        let result = places::recover(log, ways);
+        let result = log_files::recover(log, ways);
         is_done &= matches!(&result, Ok(Outcome::InUse | Outcome::Empty))
-            || matches!(&result, Ok(Outcome::Recovered(recovered)) if recovered.unsure.is_empty() || ways.gives_up);
+            || matches!(&result, Ok(Outcome::Recovered(recovered)) if recovered.unresolved.is_empty() || ways.gives_up);
         match result {
             Ok(Outcome::InUse) if is_verbose => output::print_message(format_args!("log {name} is in use")),
             Ok(Outcome::Empty) if is_verbose => output::print_message(format_args!("log {name} is empty")),
@@ -210,12 +210,12 @@ pub fn recover(logs: &[PathBuf], ways: &Ways, is_verbose: bool) -> bool {
     is_done
 }
 
-fn print_recovered(name: &str, recovered: &Recovered, ways: &Ways) {
-    let Recovered { records, bytes, files, gone_records, unsure } = recovered;
+fn print_recovered(name: &str, recovered: &Recovered, ways: &RecoveryOptions) {
+    let Recovered { records, bytes, files, gone_records, unresolved } = recovered;
     output::print_message(format_args!(
         "log {name} is recovered: {records} records, {bytes} bytes, in {files} files; {gone_records} records were not needed"
     ));
-    for file in unsure {
+    for file in unresolved {
         let path = Quoted(path_of(file));
         if ways.gives_up {
             output::print_message(format_args!("log {name}: the records for {path} are discarded"));
@@ -232,7 +232,7 @@ fn print_recovered(name: &str, recovered: &Recovered, ways: &Ways) {
 fn remove(logs: &[PathBuf], gives_up: bool) -> u8 {
     let mut status = EXIT_OK;
     for log in logs {
-        if let Err(errno) = places::remove(log, gives_up) {
+        if let Err(errno) = log_files::remove(log, gives_up) {
             status = EXIT_FAILURE;
             let name = name_of(log);
             match errno.0 {
@@ -252,9 +252,9 @@ fn remove(logs: &[PathBuf], gives_up: bool) -> u8 {
 /// synced it.
 fn sync(path: &Path) -> u8 {
     let files: Vec<PathBuf> = if path.is_dir() {
-        let logs = places::logs(path).unwrap_or_default();
+        let logs = log_files::logs(path).unwrap_or_default();
         let in_use =
-            logs.iter().filter_map(|log| places::look(log).ok()).filter(|contents| contents.is_in_use);
+            logs.iter().filter_map(|log| log_files::inspect(log).ok()).filter(|contents| contents.is_in_use);
         in_use.flat_map(|contents| contents.survey.files).map(|file| PathBuf::from(path_of(&file))).collect()
     } else {
         vec![path.to_owned()]

@@ -6,7 +6,7 @@ use clap::ArgMatches;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
-use uncopy_store::places;
+use uncopy_store::log_files;
 
 /// Interval between looks at the logs.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -20,15 +20,15 @@ pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
     let mut has_notified = false;
     let name = Quoted(directory.as_os_str());
     loop {
-        let logs = match places::logs(directory) {
+        let logs = match log_files::logs(directory) {
             Ok(logs) => logs,
             Err(error) => {
                 output::print_message(format_args!("{name} cannot be read: {}", Reason(&error)));
                 return EXIT_FAILURE;
             }
         };
-        let used: Vec<&PathBuf> = logs.iter().filter(|log| places::is_in_use(log)).collect();
-        if used.is_empty() && !places::is_being_made(directory).unwrap_or(false) {
+        let used: Vec<&PathBuf> = logs.iter().filter(|log| log_files::is_in_use(log)).collect();
+        if used.is_empty() && !log_files::is_being_made(directory).unwrap_or(false) {
             return EXIT_OK;
         }
         let elapsed = start.elapsed();

@@ -85,7 +85,7 @@ impl std::fmt::Display for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uncopy_core::policy::trials::{Finding, Standing, Standings};
+    use uncopy_core::policy::trials::{FactorReport, FactorReports, Finding};
     use uncopy_core::stats::Snapshot;
 
     #[test]
@@ -125,9 +125,9 @@ mod tests {
         let dashboard: serde_json::Value =
             serde_json::from_str(include_str!("../../grafana/dashboard.json")).expect("JSON");
         let mut snapshot = Snapshot::empty(7, None);
-        snapshot.trials = Standings(vec![(
+        snapshot.trials = FactorReports(vec![(
             0,
-            Standing { finding: Finding::Saves, is_on: true, pairs: 100, ratio: 0.5, radius: 0.1 },
+            FactorReport { finding: Finding::Saves, is_on: true, pairs: 100, ratio: 0.5, radius: 0.1 },
         )]);
         let process = Process { pid: 7, user: 0, name: "a".to_owned(), up_s: None, snapshot };
         let text = render(&[process], Format::OpenMetrics);

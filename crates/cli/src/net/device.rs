@@ -63,7 +63,7 @@ pub fn open_tun(
         if let Some((other, address, bits)) = conflicting_device(name, prefix) {
             return Err(format!(
                 "the kernel routes {} to {other}, which has {address}/{bits}; give an --address in another network",
-                prefix.own
+                prefix.service_address
             ));
         }
     }
@@ -87,7 +87,9 @@ pub fn open_tun(
 fn conflicting_device(name: &str, prefix: &Prefix) -> Option<(String, IpAddr, u8)> {
     let found = device::addresses().unwrap_or_default();
     let conflicts = |(other, address, bits): &(String, IpAddr, u8)| {
-        other != name && *bits >= prefix.bits && Prefix { own: *address, bits: *bits }.has(prefix.own)
+        other != name
+            && *bits >= prefix.bits
+            && Prefix { service_address: *address, bits: *bits }.has(prefix.service_address)
     };
     found.into_iter().find(conflicts)
 }
@@ -102,8 +104,11 @@ pub fn open_xdp(
     pcap: Option<&Path>,
 ) -> Result<Box<dyn Link>, String> {
     use uncopy_link::xdp::{Settings, Xdp};
-    let own: Vec<(IpAddr, u8)> = prefixes.iter().map(|prefix| (prefix.own, prefix.bits)).collect();
-    if let Some(router) = routers.iter().find(|router| prefixes.iter().any(|prefix| prefix.own == **router)) {
+    let own: Vec<(IpAddr, u8)> =
+        prefixes.iter().map(|prefix| (prefix.service_address, prefix.bits)).collect();
+    if let Some(router) =
+        routers.iter().find(|router| prefixes.iter().any(|prefix| prefix.service_address == **router))
+    {
         return Err(format!("--peer {router} is the service's own address"));
     }
     if let Some(router) = routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.has(**router))) {

@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use uncopy_net::places::{CONTROL, MAX_CONTROL_BYTES};
+use uncopy_net::paths::{CONTROL, MAX_CONTROL_PATH_BYTES};
 
 /// Directory of services that were given no socket, in the user's live directory.
 const SERVICES_DIRECTORY: &CStr = c"net";
@@ -82,11 +82,11 @@ fn remove_parents(control: &Path) {
 
 /// Whether the path of a control socket is too long for programs to connect. Prints an error if so.
 fn is_too_long(control: &Path) -> bool {
-    let is_too_long = control.as_os_str().len() > MAX_CONTROL_BYTES;
+    let is_too_long = control.as_os_str().len() > MAX_CONTROL_PATH_BYTES;
     if is_too_long {
         let name = output::Quoted(control.as_os_str());
         output::print_message(format_args!(
-            "{name} is longer than {MAX_CONTROL_BYTES} bytes; give a shorter --socket"
+            "{name} is longer than {MAX_CONTROL_PATH_BYTES} bytes; give a shorter --socket"
         ));
     }
     is_too_long

@@ -21,7 +21,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let prefixes: Vec<Prefix> = matches
         .get_many::<(IpAddr, u8)>(args::ADDRESS)
         .unwrap_or_default()
-        .map(|(own, bits)| Prefix { own: *own, bits: *bits })
+        .map(|(own, bits)| Prefix { service_address: *own, bits: *bits })
         .collect();
     if prefixes.len() > MAX_PREFIXES {
         output::print_message(format_args!(
@@ -89,7 +89,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         output::print_message(format_args!(
             "{} serves {}/{}{}",
             name.to_string_lossy(),
-            prefix.own,
+            prefix.service_address,
             prefix.bits,
             kernel.unwrap_or_default()
         ));
@@ -118,7 +118,7 @@ fn settings(matches: &ArgMatches, control: &Path, prefixes: &[Prefix]) -> Settin
         prefixes: prefixes.to_vec(),
         makes_api_copies: has_value(args::API_COPIES, "make"),
         memory_bytes: memory_bytes.unwrap_or_default(),
-        max_connections: uncopy_net::board::MAX_CONNECTIONS,
+        max_connections: uncopy_net::state_table::MAX_CONNECTIONS,
         congestion_control: if has_value(args::CONGESTION, "newreno") {
             CongestionControl::NewReno
         } else {
@@ -150,17 +150,17 @@ fn print_control_error(control: &Path, error: &io::Error) {
 /// the service's.
 fn kernel_address(prefix: &Prefix, given: &[IpAddr]) -> Result<IpAddr, String> {
     if let Some(peer) = given.iter().find(|peer| prefix.has(**peer)) {
-        return if *peer == prefix.own {
+        return if *peer == prefix.service_address {
             Err(format!("--peer {peer} is the service's own address"))
         } else {
             Ok(*peer)
         };
     }
-    if given.iter().any(|peer| peer.is_ipv4() == prefix.own.is_ipv4()) {
-        return Err(format!("--peer has no address in {}/{}", prefix.own, prefix.bits));
+    if given.iter().any(|peer| peer.is_ipv4() == prefix.service_address.is_ipv4()) {
+        return Err(format!("--peer has no address in {}/{}", prefix.service_address, prefix.bits));
     }
     let first = |low: u128, own: u128| if low + 1 == own { low + 2 } else { low + 1 };
-    Ok(match prefix.own {
+    Ok(match prefix.service_address {
         IpAddr::V4(own) => {
             let own = u128::from(own.to_bits());
             let low = own >> (32 - u32::from(prefix.bits)) << (32 - u32::from(prefix.bits));
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn the_kernel_has_the_first_address_that_is_free() {
         let peer = |own: &str, bits, given: &[&str]| {
-            let prefix = Prefix { own: own.parse().expect("an address"), bits };
+            let prefix = Prefix { service_address: own.parse().expect("an address"), bits };
             let given: Vec<IpAddr> = given.iter().map(|text| text.parse().expect("an address")).collect();
             kernel_address(&prefix, &given).map(|peer| peer.to_string())
         };

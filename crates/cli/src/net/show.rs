@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use uncopy_core::schema::NET;
 use uncopy_net::client;
-use uncopy_net::message::Question;
-use uncopy_net::places::Places;
+use uncopy_net::message::Request;
+use uncopy_net::paths::ServicePaths;
 use uncopy_netd::list::List;
 
 /// Maximum size of a list, bytes.
@@ -21,9 +21,9 @@ const MAX_LIST_BYTES: usize = 256 << 20;
 const PART_BYTES: usize = 64 << 10;
 
 fn ask(control: &Path) -> io::Result<List> {
-    let places = Places::of_control(control.as_os_str().as_bytes())
+    let paths = ServicePaths::of_control(control.as_os_str().as_bytes())
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-    let (_, fd) = client::ask(&places, &Question::List)?;
+    let (_, fd) = client::send_request(&paths, &Request::List)?;
     let file =
         fd.map(OwnedFd::from).map(File::from).ok_or_else(|| io::Error::other("the service sent no list"))?;
     // Reads at explicit offsets, wherever the service's offset is. Such reads fail on anything but

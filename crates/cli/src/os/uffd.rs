@@ -14,12 +14,12 @@ pub use uncopy_sys::uffd::{FEATURE_MOVE as MOVE, NEEDED_FEATURES};
 /// `user_mode_only` needs no privilege, but does not serve faults inside system calls. Trying it
 /// tells a missing privilege from a seccomp filter.
 pub fn open_by_syscall(user_mode_only: bool) -> io::Result<OwnedFd> {
-    Ok(uffd::by_call(if user_mode_only { uffd::USER_MODE_ONLY } else { 0 })?.into())
+    Ok(uffd::create_by_syscall(if user_mode_only { uffd::USER_MODE_ONLY } else { 0 })?.into())
 }
 
 /// Opens a userfaultfd through a descriptor of `/dev/userfaultfd` (Linux 6.1 and later).
 pub fn open_by_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    Ok(uffd::by_device(device, 0)?.into())
+    Ok(uffd::create_by_device(device, 0)?.into())
 }
 
 /// Enables `features` and returns all features of the kernel.
@@ -27,7 +27,7 @@ pub fn open_by_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// # Errors
 /// `EINVAL` if the kernel lacks one of `features`.
 pub fn enable_features(uffd: BorrowedFd<'_>, features: u64) -> io::Result<u64> {
-    Ok(Uffd::from_fd(uffd.as_raw_fd()).agree(features)?)
+    Ok(Uffd::from_fd(uffd.as_raw_fd()).enable_features(features)?)
 }
 
 /// Moves one page with `UFFDIO_MOVE` into a registered range. Returns whether its bytes arrived.

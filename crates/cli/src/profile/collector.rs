@@ -13,10 +13,10 @@ use uncopy_core::policy::Costs;
 use uncopy_core::recording::{
     FILE_BYTES, MAGIC, Memory, Phase, RING_OFFSET, Recording, Ring, parse_file_name,
 };
-use uncopy_profile::assemble::Recorded;
+use uncopy_profile::assemble::RecordedProcess;
 use uncopy_profile::elision::Elision;
 use uncopy_profile::flow::Flow;
-use uncopy_sys::directory::PrivateDirectory;
+use uncopy_sys::private_directory::PrivateDirectory;
 
 /// Ticks between two reads of a process's mappings.
 const MAPPINGS_TICKS: u32 = 20;
@@ -110,7 +110,7 @@ impl Collector {
     }
 
     /// Reads the remaining events and returns the recordings.
-    pub fn finish(mut self) -> Vec<Recorded> {
+    pub fn finish(mut self) -> Vec<RecordedProcess> {
         for process in &mut self.sources {
             process.has_ended = true;
             process.drain();
@@ -119,7 +119,7 @@ impl Collector {
         }
         self.sources
             .into_iter()
-            .map(|process| Recorded {
+            .map(|process| RecordedProcess {
                 cpu_seconds: process.cpu_seconds.map_or(0.0, |(first, last)| (last - first).max(0.0)),
                 recording: process.recording,
                 flow: process.flow,

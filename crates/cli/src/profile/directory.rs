@@ -10,8 +10,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_sys::descriptor::ProgramFd;
-use uncopy_sys::directory::PrivateDirectory;
 use uncopy_sys::file;
+use uncopy_sys::private_directory::PrivateDirectory;
 
 const PREFIX: &str = "uncopy-profile-";
 
@@ -34,7 +34,7 @@ impl Directory {
         let opened = PrivateDirectory::make(&os::c_path(&path)?)?;
         let mut directory = Self { path, opened };
         if user != os::effective_user_id() {
-            directory.opened.give_to(user)?;
+            directory.opened.set_owner(user)?;
         }
         Ok(directory)
     }

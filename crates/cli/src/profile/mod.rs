@@ -36,7 +36,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uncopy_core::options::{OPTIONS, Options};
-use uncopy_core::policy::trials::Standings;
+use uncopy_core::policy::trials::FactorReports;
 use uncopy_core::recording::request::Request;
 use uncopy_core::size;
 use uncopy_profile::Profile;
@@ -207,7 +207,7 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         request,
         child: Some(child),
         attached: Vec::new(),
-        measured: Standings::default(),
+        measured: FactorReports::default(),
         warnings: Vec::new(),
         must_stop: false,
         child_ended: None,
@@ -258,7 +258,7 @@ fn attach(pids: &[u32], request: &RecordingRequest) -> u8 {
         request,
         child: None,
         attached: Vec::new(),
-        measured: Standings::default(),
+        measured: FactorReports::default(),
         warnings: Vec::new(),
         must_stop: false,
         child_ended: None,
@@ -300,7 +300,7 @@ struct Session<'a> {
     /// Processes that were running already and were asked to record.
     attached: Vec<u32>,
     /// Trial results of the attached process that has the most pairs.
-    measured: Standings,
+    measured: FactorReports,
     warnings: Vec<String>,
     /// Whether a signal asked for the end before the recording began.
     must_stop: bool,
@@ -336,7 +336,7 @@ impl Session<'_> {
                 "process {pid} has done no work yet that uncopy could record; try again later"
             ));
         }
-        let pairs = |standings: &Standings| standings.elision().map_or(0, |elision| elision.pairs);
+        let pairs = |standings: &FactorReports| standings.elision().map_or(0, |elision| elision.pairs);
         if self.attached.is_empty() || pairs(&measured) > pairs(&self.measured) {
             self.measured = measured;
         }

@@ -176,7 +176,7 @@ impl Rates {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use uncopy_core::policy::trials::{Standing, Standings};
+    use uncopy_core::policy::trials::{FactorReport, FactorReports};
     use uncopy_core::stats::Snapshot;
 
     /// Returns a row of a process that elides `mib` MiB per second.
@@ -185,8 +185,9 @@ pub mod tests {
         snapshot.values[Counter::ElidedBytes as usize] = 1 << 30;
         snapshot.values[Counter::SegmentsBytes as usize] = 5 << 20;
         if let Some(ratio) = ratio {
-            let standing = Standing { finding: Finding::Saves, is_on: true, pairs: 100, ratio, radius: 0.01 };
-            snapshot.trials = Standings(vec![(0, standing)]);
+            let standing =
+                FactorReport { finding: Finding::Saves, is_on: true, pairs: 100, ratio, radius: 0.01 };
+            snapshot.trials = FactorReports(vec![(0, standing)]);
         }
         let mut row = Row::new(Process { pid, user: 0, name: name.to_owned(), up_s: Some(130), snapshot });
         row.elided = f64::from(mib) * 1024.0 * 1024.0;

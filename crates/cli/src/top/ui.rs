@@ -16,7 +16,7 @@ use ratatui_widgets::paragraph::{Paragraph, Wrap};
 use ratatui_widgets::sparkline::Sparkline;
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
 use uncopy_core::ledger::Field;
-use uncopy_profile::words::one_line;
+use uncopy_profile::format::one_line;
 
 /// Minimum width of the terminal for the USER column.
 const MIN_USER_WIDTH: u16 = 96;
