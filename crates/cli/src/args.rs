@@ -103,7 +103,7 @@ fn command_arg(help: &'static str) -> Arg {
 pub fn run() -> Command {
     Command::new("run")
         .bin_name("uncopy run")
-        .about("Run a program with the copies inside it elided")
+        .about("Run a program with its I/O copies elided")
         .override_usage("uncopy run [OPTIONS] -- CMD [ARGS]...")
         .args_override_self(true)
         .args(OPTIONS.iter().map(option_arg))
@@ -113,7 +113,7 @@ pub fn run() -> Command {
 
 fn doctor() -> Command {
     Command::new("doctor")
-        .about("Check whether uncopy can work on this machine, and for a program")
+        .about("Check whether uncopy works on this machine and for a program")
         .override_usage("uncopy doctor [--json] [--log DIR] [--calibrate | -- CMD [ARGS]...]")
         .arg(
             Arg::new(JSON)
@@ -124,7 +124,7 @@ fn doctor() -> Command {
         .arg(
             Arg::new(CALIBRATE)
                 .long("calibrate")
-                .help("Measure what copies, moves and faults cost here, and store it for run")
+                .help("Measure the costs of copies, page moves and page faults, and store them for 'uncopy run'")
                 .conflicts_with(COMMAND)
                 .action(ArgAction::SetTrue),
         )
@@ -132,12 +132,12 @@ fn doctor() -> Command {
             Arg::new(LOG)
                 .long(LOG)
                 .value_name("DIR")
-                .help("Check also what run --log DIR needs, and the logs that are there")
+                .help("Also check what 'uncopy run --log DIR' needs, and the logs in DIR")
                 .value_parser(value_parser!(OsString))
                 .value_hint(ValueHint::DirPath),
         )
         .arg(Arg::new(CALIBRATE_HERE).long("calibrate-here").hide(true).action(ArgAction::SetTrue))
-        .arg(command_arg("The program that is to run under uncopy"))
+        .arg(command_arg("The program to check, and its arguments"))
         .after_help(notes::DOCTOR)
 }
 
@@ -161,7 +161,7 @@ fn file_option(id: &'static str, help: &'static str) -> Arg {
 
 fn profile() -> Command {
     Command::new("profile")
-        .about("Show where a program copies its I/O, and what eliding would give")
+        .about("Show where a program copies its I/O, and what eliding would save")
         .override_usage(
             "uncopy profile [OPTIONS] -- CMD [ARGS]...\n       uncopy profile [OPTIONS] --pid <PID|NAME>...",
         )
@@ -174,7 +174,7 @@ fn profile() -> Command {
             Arg::new(DURATION)
                 .long(DURATION)
                 .value_name("S")
-                .help("End the recording after so many seconds, not the program")
+                .help("End the recording after S seconds; the program goes on")
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(OsString)),
         )
@@ -182,7 +182,7 @@ fn profile() -> Command {
             Arg::new(MIN_SIZE)
                 .long(MIN_SIZE)
                 .value_name("SIZE")
-                .help("Record calls of at least so many bytes [default: 16K]")
+                .help("Smallest copy, input or output that is recorded [default: 16K]")
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(OsString)),
         )
@@ -190,7 +190,7 @@ fn profile() -> Command {
             Arg::new(PID)
                 .long(PID)
                 .value_name("PID|NAME")
-                .help("Record processes that were started with uncopy run")
+                .help("Record running processes that 'uncopy run' started")
                 .num_args(1..)
                 .conflicts_with(COMMAND)
                 .allow_negative_numbers(true)
@@ -202,30 +202,30 @@ fn profile() -> Command {
 
 fn report() -> Command {
     Command::new("report")
-        .about("Show a profile, or two beside each other")
+        .about("Show a profile, or compare two")
         .override_usage("uncopy report [OPTIONS] OUT\n       uncopy report [OPTIONS] --diff A B")
         .arg(
             Arg::new(FILE)
                 .value_name("OUT")
-                .help("A file that uncopy profile wrote")
+                .help("The profile, as 'uncopy profile' wrote it")
                 .required_unless_present(DIFF)
                 .value_parser(value_parser!(OsString))
                 .value_hint(ValueHint::FilePath),
         )
         .arg(
-            file_option(
-                DIFF,
-                "Show two profiles of a program beside each other: what it copies in A and in B",
-            )
-            .value_names(["A", "B"])
-            .num_args(2)
-            .conflicts_with_all([FILE, FLAMEGRAPH]),
+            file_option(DIFF, "Compare two profiles of one program")
+                .value_names(["A", "B"])
+                .num_args(2)
+                .conflicts_with_all([FILE, FLAMEGRAPH]),
         )
-        .arg(file_option(HTML, "Write a page that needs nothing but itself"))
+        .arg(file_option(HTML, "Write an HTML page that needs no other file"))
         .arg(
-            Arg::new(JSON).long(JSON).help("Print what is shown as JSON, checked").action(ArgAction::SetTrue),
+            Arg::new(JSON)
+                .long(JSON)
+                .help("Print the profile, or the comparison, as JSON")
+                .action(ArgAction::SetTrue),
         )
-        .arg(file_option(FLAMEGRAPH, "Write bytes by call stack in the folded format of flame graphs"))
+        .arg(file_option(FLAMEGRAPH, "Write bytes per call stack, in the folded format of flame graphs"))
         .after_help(notes::REPORT)
 }
 
@@ -244,21 +244,21 @@ fn stats() -> Command {
         .arg(
             Arg::new(ALL)
                 .long(ALL)
-                .help("Every process under uncopy of this user; for root: of all users")
+                .help("Every process under uncopy of this user, or for root of all users")
                 .conflicts_with(PID)
                 .action(ArgAction::SetTrue),
         )
         .arg(
             Arg::new(OPENMETRICS)
                 .long(OPENMETRICS)
-                .help("In the text format of OpenMetrics")
+                .help("Print the OpenMetrics text format instead of JSON")
                 .action(ArgAction::SetTrue),
         )
         .arg(
             Arg::new(WATCH)
                 .long(WATCH)
                 .value_name("S")
-                .help("Print them again every S seconds [default: 1], until a process ends")
+                .help("Repeat every S seconds [default: 1] until a process ends")
                 .num_args(0..=1)
                 .require_equals(true)
                 .default_missing_value("1")
@@ -269,14 +269,14 @@ fn stats() -> Command {
 
 fn ps() -> Command {
     Command::new("ps")
-        .about("List the processes under uncopy, and what it does for each")
+        .about("List the processes under uncopy, and what eliding saves in each")
         .arg(Arg::new(JSON).long(JSON).help("Print one JSON object").action(ArgAction::SetTrue))
         .after_help(notes::PS)
 }
 
 fn release() -> Command {
     Command::new("release")
-        .about("Turn every view of a running process back into plain memory")
+        .about("Put all elided bytes into a process's memory, for a debugger or core dump")
         .arg(pid_arg())
         .after_help(notes::RELEASE)
 }
@@ -285,7 +285,7 @@ fn log() -> Command {
     let directory = || {
         Arg::new(DIRECTORY)
             .value_name("DIR")
-            .help("Where the logs lie")
+            .help("The directory of the logs")
             .required(true)
             .value_parser(value_parser!(OsString))
             .value_hint(ValueHint::DirPath)
@@ -297,51 +297,53 @@ fn log() -> Command {
     let search = Arg::new(SEARCH)
         .long(SEARCH)
         .value_name("DIR")
-        .help("Look for files there too")
+        .help("Also look for moved files in DIR")
         .action(ArgAction::Append)
         .value_parser(value_parser!(OsString))
         .value_hint(ValueHint::DirPath);
     Command::new("log")
-        .about("Show and recover the logs of run --log")
+        .about("List, check and recover the logs of 'uncopy run --log'")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommands([
             Command::new("ls")
-                .about("List logs, what they hold and for which files")
+                .about("List the logs, their contents and their files")
                 .arg(directory())
                 .arg(Arg::new(JSON).long(JSON).help("Print one JSON object").action(ArgAction::SetTrue)),
             Command::new("check").about("Check every record of every log").arg(directory()),
             Command::new("recover")
-                .about("Put into files what logs have for them")
+                .about("Write the records of the logs to their files")
                 .arg(directory())
                 .arg(search)
                 .arg(
                     Arg::new(OVERWRITE)
                         .long(OVERWRITE)
-                        .help("Also write to files that were written to since: what the log has counts")
+                        .help("Also write to files that were modified since, over their newer bytes")
                         .action(ArgAction::SetTrue),
                 )
-                .arg(give_up("Give up what cannot be put anywhere")),
+                .arg(give_up("Discard what cannot be recovered")),
             Command::new("wait")
-                .about("Wait until no program and no keeper uses the logs: then their file systems can be unmounted")
+                .about("Wait until no process uses the logs, so that their file systems can be unmounted")
                 .arg(directory())
                 .arg(
                     Arg::new(TIMEOUT)
                         .long(TIMEOUT)
                         .value_name("SECONDS")
-                        .help("Fail if that takes longer [default: wait as long as it takes]")
+                        .help("Give up after SECONDS [default: no limit]")
                         .value_parser(value_parser!(u64)),
                 ),
-            Command::new("sync").about("Wait until a file, or those of all logs, are the file system's").arg(
-                directory()
-                    .value_name("DIR|FILE")
-                    .help("Where the logs lie, or a file")
-                    .value_hint(ValueHint::AnyPath),
-            ),
+            Command::new("sync")
+                .about("Wait until a file, or every logged file, is synced to its file system")
+                .arg(
+                    directory()
+                        .value_name("DIR|FILE")
+                        .help("The directory of the logs, or one file")
+                        .value_hint(ValueHint::AnyPath),
+                ),
             Command::new("rm")
-                .about("Remove logs of which nothing is needed")
+                .about("Remove logs that are no longer needed")
                 .arg(directory())
-                .arg(give_up("Remove also those that were not recovered: what they have for files is lost")),
+                .arg(give_up("Also remove logs that were not recovered; their records are lost")),
             Command::new("keep")
                 .hide(true)
                 .about("Keep logs for programs: run starts it")

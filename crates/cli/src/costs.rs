@@ -23,7 +23,7 @@ use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
 
 /// Environment variable of `--costs`.
-pub const COSTS: &str = "UNCOPY_COSTS";
+pub const VARIABLE: &str = "UNCOPY_COSTS";
 const BEGIN_AFTER: &str = "UNCOPY_BEGIN_AFTER";
 const HEAP: &str = "UNCOPY_HEAP";
 /// First line of the costs file.
@@ -53,9 +53,9 @@ impl fmt::Display for LoadError {
         match self {
             Self::Missing => f.write_str("does not exist"),
             Self::Unreadable(error) => write!(f, "cannot be read: {}", Reason(error)),
-            Self::NotTrusted => f.write_str("can be written by others"),
-            Self::Damaged => f.write_str("does not hold what uncopy writes"),
-            Self::OtherMachine => f.write_str("is of another processor or kernel"),
+            Self::NotTrusted => f.write_str("is not a file that only this user can write"),
+            Self::Damaged => f.write_str("is not a costs file, or is damaged"),
+            Self::OtherMachine => f.write_str("was measured with another processor or kernel"),
         }
     }
 }
@@ -142,7 +142,7 @@ pub fn measure() -> Result<Costs, String> {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"UNCOPY_")) {
             command.env_remove(name);
         }
-        command.env("LD_PRELOAD", &library).env(COSTS, "measure").env(LEDGER, &ledger_path);
+        command.env("LD_PRELOAD", &library).env(VARIABLE, "measure").env(LEDGER, &ledger_path);
         command.env(BEGIN_AFTER, "0").env(HEAP, "on");
         command.status().map_err(failed)?;
     }
@@ -152,7 +152,7 @@ pub fn measure() -> Result<Costs, String> {
     let measured: Vec<Costs> = ledger.processes.iter().filter_map(|process| process.costs).collect();
     if measured.len() < PROCESSES {
         let reason = ledger.processes.iter().find_map(|process| process.reason.clone());
-        return Err(reason.unwrap_or_else(|| "the library did not start to work".to_owned()));
+        return Err(reason.unwrap_or_else(|| "libuncopy.so did not become active".to_owned()));
     }
     Ok(medians(&measured))
 }

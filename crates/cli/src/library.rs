@@ -31,7 +31,7 @@ pub fn locate() -> Result<PathBuf, String> {
     match candidates.iter().find(|path| path.is_file()) {
         None => Err(not_found(&candidates)),
         Some(path) if !can_be_preloaded(path) => Err(format!(
-            "{FILE_NAME} lies in {}, and LD_PRELOAD cannot carry a path with a space, a colon or a dollar sign",
+            "{FILE_NAME} is in {}, and LD_PRELOAD cannot hold a path with a space, a colon or a dollar sign",
             path.parent().unwrap_or(path).display()
         )),
         Some(path) => Ok(path.clone()),
@@ -65,21 +65,21 @@ pub fn without_library(old: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the files in a value of `LD_PRELOAD`.
-pub fn preloads(value: &[u8]) -> impl Iterator<Item = &Path> {
+pub fn preload_files(value: &[u8]) -> impl Iterator<Item = &Path> {
     let entries = value.split(|byte| matches!(byte, b' ' | b':')).filter(|entry| !entry.is_empty());
     entries.map(|entry| Path::new(OsStr::from_bytes(entry)))
 }
 
 /// Returns the first sanitizer library in a value of `LD_PRELOAD`: its file name and the sanitizer.
 pub fn sanitizer(value: &[u8]) -> Option<(String, &'static str)> {
-    preloads(value).find_map(|path| {
+    preload_files(value).find_map(|path| {
         let name = path.file_name()?;
         Some((name.to_string_lossy().into_owned(), allocators::sanitizer(name.as_bytes())?))
     })
 }
 
 /// Returns the value of `LD_PRELOAD` that loads `library` first and then the files of `old`.
-pub fn preload(library: &Path, old: &[u8]) -> Vec<u8> {
+pub fn preload_value(library: &Path, old: &[u8]) -> Vec<u8> {
     let mut value = library.as_os_str().as_bytes().to_vec();
     let rest = without_library(old);
     if !rest.is_empty() {
@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn preloads_of_the_user_are_kept_and_ours_is_never_doubled() {
         let library = Path::new("/b/libuncopy.so");
-        assert_eq!(preload(library, b""), b"/b/libuncopy.so");
-        assert_eq!(preload(library, b"/x.so"), b"/b/libuncopy.so:/x.so");
-        assert_eq!(preload(library, b"/x.so /a/libuncopy.so:/y.so"), b"/b/libuncopy.so:/x.so:/y.so");
+        assert_eq!(preload_value(library, b""), b"/b/libuncopy.so");
+        assert_eq!(preload_value(library, b"/x.so"), b"/b/libuncopy.so:/x.so");
+        assert_eq!(preload_value(library, b"/x.so /a/libuncopy.so:/y.so"), b"/b/libuncopy.so:/x.so:/y.so");
         assert_eq!(without_library(b"libuncopy.so"), b"");
         assert_eq!(without_library(b"/x.so  /y.so"), b"/x.so  /y.so");
     }

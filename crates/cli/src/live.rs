@@ -44,7 +44,7 @@ impl fmt::Display for LiveError {
                 write!(f, "process {pid} does not run under uncopy; start it with: uncopy run -- CMD")
             }
             Self::NotPermitted { pid, owner } => {
-                write!(f, "process {pid} belongs to user {owner}; type it again with sudo")
+                write!(f, "process {pid} belongs to user {owner}; retry with sudo")
             }
             Self::Refused { path, why } => {
                 write!(f, "{} {why}; it is not trusted", Quoted(path.as_os_str()))
@@ -74,13 +74,13 @@ pub fn shared_memory() -> &'static Path {
 }
 
 /// Opens the live directory of the effective user.
-pub fn open_own(parent: &Path) -> io::Result<PrivateDirectory> {
+pub fn open_own_directory(parent: &Path) -> io::Result<PrivateDirectory> {
     let user = os::effective_user_id();
     Ok(PrivateDirectory::open(&os::c_path(&directory_of(parent, user))?, user)?)
 }
 
 /// Creates the live directory of the effective user, or opens the existing one.
-pub fn make_own(parent: &Path) -> io::Result<PrivateDirectory> {
+pub fn make_own_directory(parent: &Path) -> io::Result<PrivateDirectory> {
     Ok(PrivateDirectory::make(&os::c_path(&directory_of(parent, os::effective_user_id()))?)?)
 }
 

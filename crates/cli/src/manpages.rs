@@ -90,7 +90,7 @@ fn environment() -> Roff {
         };
         page.control("TP", []);
         page.text([bold(option.variable), roman(values)]);
-        page.text([roman(format!("The same as --{}, which wins over it.", option.flag))]);
+        page.text([roman(format!("The same as --{}, which takes precedence.", option.flag))]);
     }
     page
 }

@@ -41,7 +41,7 @@ pub fn restore_sigpipe(disposition: &Disposition) {
 ///
 /// # Panics
 /// If the process has other threads, which the child would not have.
-pub fn detach() -> io::Result<bool> {
+pub fn fork_detached() -> io::Result<bool> {
     assert!(!uncopy_sys::thread::has_other_threads(), "a process with one thread");
     // SAFETY: fork(2) copies only the calling thread; there is no other whose locks the child would
     // find held.

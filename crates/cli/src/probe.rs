@@ -95,22 +95,26 @@ impl fmt::Display for ProbeError {
             Self::NotPermitted => f.write_str("no permission to use userfaultfd"),
             Self::NotInKernel => f.write_str("this kernel has no userfaultfd"),
             Self::NoFeature => {
-                write!(f, "userfaultfd of Linux {} does not tell threads apart (Linux 4.14)", os::kernel().0)
+                write!(
+                    f,
+                    "userfaultfd of Linux {} does not report threads, as Linux 4.14 and later do",
+                    os::kernel().0
+                )
             }
-            Self::PageSize(bytes) => write!(f, "pages are {bytes} bytes, not {}", PAGE_BYTES),
+            Self::PageSize(bytes) => write!(f, "the page size is {bytes} bytes, not {}", PAGE_BYTES),
             Self::Failed(error) => write!(f, "userfaultfd failed: {error}"),
         }
     }
 }
 
 /// Result of a successful probe.
-pub struct Usable {
+pub struct ProbeOutcome {
     /// Device, if it can be opened and creates descriptors.
     pub device: Option<Device>,
 }
 
 /// Opens a userfaultfd, enables the features and closes it again.
-pub fn probe(inherited: Option<RawFd>) -> Result<Usable, ProbeError> {
+pub fn probe(inherited: Option<RawFd>) -> Result<ProbeOutcome, ProbeError> {
     match mem::page_size() {
         PAGE_BYTES => {}
         other => return Err(ProbeError::PageSize(other)),
@@ -125,7 +129,7 @@ pub fn probe(inherited: Option<RawFd>) -> Result<Usable, ProbeError> {
         }
     };
     match uffd::enable_features(uffd.as_fd(), uffd::NEEDED_FEATURES) {
-        Ok(_) => Ok(Usable { device }),
+        Ok(_) => Ok(ProbeOutcome { device }),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(ProbeError::NoFeature),
         Err(error) => Err(ProbeError::Failed(error)),
     }

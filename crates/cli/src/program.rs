@@ -120,7 +120,9 @@ impl fmt::Display for Obstacle {
             Self::SetGroupId => f.write_str("is set-group-ID"),
             Self::Capabilities => f.write_str("carries file capabilities"),
             Self::Bits32 => f.write_str("is a 32-bit program"),
-            Self::OtherMachine(machine) => write!(f, "is a program for another machine (ELF {machine})"),
+            Self::OtherMachine(machine) => {
+                write!(f, "is built for another architecture (ELF machine {machine})")
+            }
             Self::OtherLoader(loader) => {
                 write!(f, "is loaded by {}, which is not glibc's loader", Quoted(loader))
             }

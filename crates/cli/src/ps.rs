@@ -58,7 +58,7 @@ fn list(processes: &[Process]) -> String {
         [
             process.pid.to_string(),
             os::user_name(process.user).unwrap_or_else(|| process.user.to_string()),
-            process.up_s.map_or_else(|| "?".to_owned(), age),
+            process.up_s.map_or_else(|| "?".to_owned(), format_age),
             process.state().name().to_owned(),
             bytes(count(Counter::ElidedBytes)),
             bytes(count(Counter::CopiedBytes)),
@@ -68,10 +68,10 @@ fn list(processes: &[Process]) -> String {
             process.name.clone(),
         ]
     }));
-    let mut text = table::aligned(&rows, |column| matches!(column, 1 | 3 | 9));
+    let mut text = table::align_columns(&rows, |column| matches!(column, 1 | 3 | 9));
     for process in processes.iter().filter(|process| process.state() == State::Plain) {
         let reason = process.snapshot.reason.as_deref().unwrap_or_default();
-        let _ = writeln!(text, "{} runs plainly: {}", process.pid, reason.escape_default());
+        let _ = writeln!(text, "{} cannot elide: {}", process.pid, reason.escape_default());
     }
     text
 }
@@ -87,7 +87,7 @@ fn cpu_change(process: &Process) -> String {
 }
 
 /// Formats a time span in its largest unit.
-pub fn age(seconds: u64) -> String {
+pub fn format_age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),
@@ -118,7 +118,7 @@ mod tests {
         assert!(lines[1].contains("plain") && lines[1].contains("2 min"), "{text}");
         assert!(lines[2].contains("idle"), "{text}");
         assert!(lines[3].contains("active") && lines[3].contains("1.0 GiB"), "{text}");
-        assert_eq!(lines[4], "7 runs plainly: no userfaultfd");
+        assert_eq!(lines[4], "7 cannot elide: no userfaultfd");
         assert!(lines.iter().all(|line| line.len() <= 100), "{text}");
     }
 }

@@ -72,11 +72,11 @@ fn release(pid: u32) -> Result<String, ReleaseError> {
         return Ok(format!("process {pid} holds no views: {reason}\n"));
     }
     if !send_request(pid, &[CONTROL_RELEASE])? {
-        return Ok(format!("process {pid} has made no views yet; release it again once it has\n"));
+        return Ok(format!("process {pid} has elided nothing yet; release it again once it has\n"));
     }
     let after = wait(pid)?;
     Ok(format!(
-        "process {pid} is released: {} views turned back into plain memory, {} bytes written\n",
+        "process {pid} is released: {} views are plain memory again, {} bytes written\n",
         before.get(Counter::Views),
         after.get(Counter::MaterializedBytes).saturating_sub(before.get(Counter::MaterializedBytes)),
     ))

@@ -3,7 +3,7 @@
 use crate::args;
 use crate::atomic_write;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
-use crate::profile::out::{ReadError, read_profile};
+use crate::profile::file::{ReadError, read_profile};
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -73,7 +73,11 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
             explanation.finish(settings.explain.as_deref().unwrap_or_default(), &command, status)
         }
         Some((file, Err(error))) => {
-            output::print_message(format_args!("no --explain {}: {}", Quoted(file), Reason(&error)));
+            output::print_message(format_args!(
+                "no report for --explain {}: {}; CMD runs without it",
+                Quoted(file),
+                Reason(&error)
+            ));
             start(&command, &given, sigpipe, &SpawnOptions::standard())
         }
     }
@@ -115,7 +119,7 @@ pub fn start(
     let active = activate(&path, &settings, options.needs_uffd, &preloaded).and_then(|active| {
         let has_log = begin_log(&settings, &mut environment);
         match active.obstacle {
-            Some(why) if !has_log && !settings.has_net => Err(why),
+            Some(why) if !has_log && !settings.uses_net => Err(why),
             _ => Ok(active),
         }
     });
@@ -125,11 +129,11 @@ pub fn start(
                 output::print_message(format_args!("nothing is elided: {why}; see 'uncopy doctor'"));
                 environment.set(settings::HEAP, b"off");
             }
-            environment.set("LD_PRELOAD", &library::preload(&active.library, &preloaded));
-            if environment.get(costs::COSTS.as_bytes()).is_none()
+            environment.set("LD_PRELOAD", &library::preload_value(&active.library, &preloaded));
+            if environment.get(costs::VARIABLE.as_bytes()).is_none()
                 && let Some(stored) = costs::path(&environment).and_then(|path| costs::load(&path).ok())
             {
-                environment.set(costs::COSTS, stored.to_text().as_bytes());
+                environment.set(costs::VARIABLE, stored.to_text().as_bytes());
             }
             match active.uffd_fd {
                 Some(fd) => environment.set(settings::UFFD_FD, fd.to_string().as_bytes()),

@@ -42,9 +42,9 @@ pub struct Settings {
     /// File for the report on call sites; `None` if an outer process writes one.
     pub explain: Option<OsString>,
     /// Logs to be kept; `None` if an outer process has them kept.
-    pub log: Option<Logs>,
+    pub log: Option<LogSettings>,
     /// Whether the program's connections go through a service (`--net`).
-    pub has_net: bool,
+    pub uses_net: bool,
     pub no_follow: bool,
     /// Descriptor of `/dev/userfaultfd` that an outer `uncopy run` left.
     pub uffd_fd: Option<RawFd>,
@@ -54,7 +54,7 @@ pub struct Settings {
 
 /// Directory and properties of the logs to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Logs {
+pub struct LogSettings {
     pub directory: std::path::PathBuf,
     /// Length of each log (`--log-size`), bytes.
     pub len_bytes: u64,
@@ -131,13 +131,13 @@ pub fn resolve(
         explain: explain.filter(|_| writes_explanation),
         // Requested on the command line, or not kept by an outer run yet.
         log: options.log.filter(|_| !options.off && (is_given(LOG) || options.log_socket.is_none())).map(
-            |directory| Logs {
+            |directory| LogSettings {
                 directory: Path::new(OsStr::from_bytes(directory)).to_owned(),
                 len_bytes: options.log_bytes,
                 emulates_dax: options.log_emulates_dax,
             },
         ),
-        has_net: options.net.is_some() && !options.off,
+        uses_net: options.net.is_some() && !options.off,
         no_follow: options.no_follow,
         uffd_fd: options.uffd_fd,
         warning,
@@ -175,11 +175,7 @@ fn check_net(socket: &OsStr) -> Result<(), InvalidValue> {
     if std::fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
         Ok(())
     } else {
-        Err(InvalidValue::new(
-            "--net",
-            socket,
-            "the control socket of a service that 'uncopy net' has begun, or its name",
-        ))
+        Err(InvalidValue::new("--net", socket, "the name or the control socket of a running 'uncopy net'"))
     }
 }
 
@@ -200,7 +196,7 @@ fn invalid_value(name: &str, error: OptionError<'_>) -> InvalidValue {
 
 /// Checks that programs can meet in the directory of `--lanes-dir`.
 fn check_lanes_dir(directory: &OsStr) -> Result<(), InvalidValue> {
-    let legal = "a directory of your own with mode 0700, or a name where one can be made";
+    let legal = "your own directory with mode 0700, or a path where it can be created";
     if is_private_or_creatable(Path::new(directory)) {
         Ok(())
     } else {
@@ -226,7 +222,7 @@ fn output_path(value: &OsStr, name: &str) -> Result<OsString, InvalidValue> {
     }
     let path = std::path::absolute(value).unwrap_or_else(|_| Path::new(value).to_path_buf());
     if path.is_dir() || !path.parent().is_some_and(Path::is_dir) {
-        return Err(InvalidValue::new(name, value, "a file in a directory that exists, or -"));
+        return Err(InvalidValue::new(name, value, "a file in an existing directory, or -"));
     }
     Ok(path.into_os_string())
 }
@@ -319,7 +315,7 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
         let mut subject = environment(&[]);
         let given_socket = given("net", socket.as_os_str().as_bytes());
-        assert!(resolve(&mut subject, &given_socket, PID).expect("a socket").has_net);
+        assert!(resolve(&mut subject, &given_socket, PID).expect("a socket").uses_net);
         assert_eq!(subject.get(b"UNCOPY_NET"), Some(socket.as_os_str().as_bytes()));
         let live = live::directory_of(live::shared_memory(), os::effective_user_id());
         assert_eq!(control_socket("utun0".as_ref()), live.join("net/utun0/control").into_os_string());

@@ -20,7 +20,7 @@ pub const KEEPER_PREFIX: &str = "log-";
 /// Removes the files of ended processes from `parent/uncopy-USER`. Files that cannot be removed
 /// stay, and so do all if the directory is not private.
 pub fn sweep(parent: &Path) {
-    let Ok(directory) = live::open_own(parent) else { return };
+    let Ok(directory) = live::open_own_directory(parent) else { return };
     let namespace = live::own_namespace();
     for c_name in os::names_in(&directory).unwrap_or_default() {
         let Ok(name) = c_name.to_str() else { continue };
@@ -31,8 +31,8 @@ pub fn sweep(parent: &Path) {
         // Whether a process of another pid namespace lives is unknown here, but a connection shows
         // whether its keeper does.
         let has_ended = match keeper_suffix {
-            Some(_) => !os::child::exists(pid) && has_no_listener(&directory, name),
-            None => found == namespace && !os::child::exists(pid),
+            Some(_) => !os::child::process_exists(pid) && has_no_listener(&directory, name),
+            None => found == namespace && !os::child::process_exists(pid),
         };
         if has_ended {
             // Another command may have been faster.

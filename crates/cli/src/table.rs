@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 
 /// Formats rows in columns two spaces apart. Columns for which `is_text` holds are left-aligned,
 /// others right-aligned.
-pub fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]], is_text: impl Fn(usize) -> bool) -> String {
+pub fn align_columns<const COLUMNS: usize>(
+    rows: &[[String; COLUMNS]],
+    is_text: impl Fn(usize) -> bool,
+) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
     let mut text = String::new();
@@ -44,6 +47,6 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [["PID", "NAME", ""], ["7", "a", "x"]].map(|row| row.map(str::to_owned));
-        assert_eq!(aligned(&rows, |column| column > 0), "PID  NAME\n  7  a     x\n");
+        assert_eq!(align_columns(&rows, |column| column > 0), "PID  NAME\n  7  a     x\n");
     }
 }

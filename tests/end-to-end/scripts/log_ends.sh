@@ -19,7 +19,7 @@ if [ "$what" = killed ]; then
     journal_has_waits() { grep -q ^waits "$journal" 2>/dev/null; }
     wait_for journal_has_waits
     "$uncopy" log wait --timeout 0 "$mount_point/log" 2>"$scratch_dir/early" && fail "a program that runs was not waited for"
-    grep -q "in use still" "$scratch_dir/early" || fail "$(cat "$scratch_dir/early")"
+    grep -q "still in use" "$scratch_dir/early" || fail "$(cat "$scratch_dir/early")"
     kill -9 "$program"
     wait "$program" 2>/dev/null || true
     "$uncopy" log wait --timeout 60 "$mount_point/log"

@@ -84,29 +84,30 @@ pub fn why_heap_is_unused(files: &[ElfFile]) -> Option<String> {
 
 /// Checks the other libraries in `LD_PRELOAD`. A sanitizer keeps uncopy out because it must be
 /// loaded first; an allocator may keep the block heap unused.
-pub fn preloads(environment: &Environment) -> Option<Check> {
+pub fn check_preloads(environment: &Environment) -> Option<Check> {
     const NAME: &str = "other preloads";
     let value = library::without_library(environment.get(b"LD_PRELOAD").unwrap_or_default());
     if let Some((name, sanitizer)) = library::sanitizer(&value) {
         return Some(
             Check::missing(
                 NAME,
-                format!("{name} of {sanitizer} must be loaded first: run will leave uncopy out"),
+                format!("{name} of {sanitizer} must be loaded first: uncopy run will be inactive"),
             )
             .with_fix("unset LD_PRELOAD"),
         );
     }
-    let files: Vec<ElfFile> = library::preloads(&value).map(ElfFile::read).collect();
+    let files: Vec<ElfFile> = library::preload_files(&value).map(ElfFile::read).collect();
     if files.is_empty() {
         return None;
     }
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
     let names = names.join(", ");
     Some(match why_heap_is_unused(&files) {
-        Some(why) => {
-            Check::warning(NAME, format!("{names}: large blocks stay with that allocator, because {why}"))
-        }
-        None => Check::ok(NAME, format!("{names}: loaded behind uncopy")),
+        Some(why) => Check::warning(
+            NAME,
+            format!("{names}: large allocations stay with that allocator, because {why}"),
+        ),
+        None => Check::ok(NAME, format!("{names}: loaded after uncopy")),
     })
 }
 

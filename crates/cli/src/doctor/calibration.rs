@@ -10,10 +10,11 @@ use uncopy_core::schema;
 
 /// Measures, stores and prints the costs on this machine.
 pub fn main(wants_json: bool) -> u8 {
-    let stored = costs::measure().map_err(|why| format!("nothing was measured: {why}; see 'uncopy doctor'"));
+    let stored =
+        costs::measure().map_err(|why| format!("cannot measure the costs: {why}; see 'uncopy doctor'"));
     let stored = stored.and_then(|costs| {
         let path = costs::path(&Environment::inherited())
-            .ok_or("neither XDG_CACHE_HOME nor HOME names a directory to store the costs in")?;
+            .ok_or("cannot store the costs: neither XDG_CACHE_HOME nor HOME is an absolute path")?;
         match costs::store(&path, &costs) {
             Ok(()) => Ok((costs, path)),
             Err(error) => Err(format!("cannot write {}: {}", Quoted(path.as_os_str()), Reason(&error))),
@@ -34,7 +35,11 @@ pub fn main(wants_json: bool) -> u8 {
             json!({ "schema": schema::CALIBRATION, "costs_ns": costs, "stored": path.to_string_lossy() })
         )
     } else {
-        format!("{}\nstored in {}; uncopy run uses it from here on\n", costs.to_text(), path.display())
+        format!(
+            "{}\nstored in {}; uncopy run uses these costs from now on\n",
+            costs.to_text(),
+            path.display()
+        )
     };
     output::print(text.as_bytes(), EXIT_OK)
 }
@@ -43,14 +48,14 @@ pub fn main(wants_json: bool) -> u8 {
 pub fn check(environment: &Environment) -> Check {
     const NAME: &str = "costs";
     const MEASURED: &str = "measured when a program first needs them";
-    if environment.get(costs::COSTS.as_bytes()).is_some() {
-        return Check::ok(NAME, format!("given by {}", costs::COSTS));
+    if environment.get(costs::VARIABLE.as_bytes()).is_some() {
+        return Check::ok(NAME, format!("set by {}", costs::VARIABLE));
     }
     let Some(path) = costs::path(environment) else { return Check::ok(NAME, MEASURED) };
     match costs::load(&path) {
         Ok(_) => Check::ok(NAME, format!("read from {}", path.display())),
         Err(LoadError::Missing) => Check::ok(NAME, MEASURED),
-        Err(why) => Check::warning(NAME, format!("{MEASURED}: {} {why}", path.display()))
+        Err(why) => Check::warning(NAME, format!("{MEASURED}, because {} {why}", path.display()))
             .with_fix("uncopy doctor --calibrate"),
     }
 }

@@ -22,38 +22,38 @@ const QUERY_SINCE: (u32, u32) = (6, 11);
 /// Result of probing userfaultfd's features. Masks hold all features of the kernel.
 pub enum Features {
     /// No userfaultfd could be opened.
-    Untried,
+    NotTested,
     /// A required feature is missing.
-    Lacking(u64),
+    MissingFeature(u64),
     /// All required features exist, but pages cannot be moved.
     WithoutMoves(u64),
     Failed(io::Error),
     /// A page was moved, but its bytes changed.
-    Wrong,
+    CorruptMove,
     /// A page was moved with its bytes.
-    Working(u64),
+    MovesPages(u64),
 }
 
 /// Queries the kernel's features, and moves a page if possible.
 pub fn features(access: &Access) -> Features {
     // UFFDIO_API succeeds once for a descriptor, so each query needs its own.
-    let Some(first) = access.open() else { return Features::Untried };
+    let Some(first) = access.open() else { return Features::NotTested };
     let all = match uffd::enable_features(first.as_fd(), 0) {
         Ok(all) => all,
         Err(error) => return Features::Failed(error),
     };
-    let Some(second) = access.open() else { return Features::Untried };
+    let Some(second) = access.open() else { return Features::NotTested };
     if all & uffd::NEEDED_FEATURES == uffd::NEEDED_FEATURES && all & uffd::MOVE == 0 {
         return Features::WithoutMoves(all);
     }
     match uffd::enable_features(second.as_fd(), uffd::NEEDED_FEATURES | uffd::MOVE) {
         Ok(_) => {}
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Features::Lacking(all),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Features::MissingFeature(all),
         Err(error) => return Features::Failed(error),
     }
     match uffd::move_one_page(second.as_fd()) {
-        Ok(true) => Features::Working(all),
-        Ok(false) => Features::Wrong,
+        Ok(true) => Features::MovesPages(all),
+        Ok(false) => Features::CorruptMove,
         // A seccomp filter refuses UFFDIO_MOVE; the library finds that as well.
         Err(_) => Features::WithoutMoves(all),
     }
@@ -65,22 +65,22 @@ impl Features {
         const NAME: &str = "userfaultfd";
         let (major, minor) = MOVE_SINCE;
         match self {
-            Self::Untried => Check::missing(NAME, "could not be tried without a userfaultfd"),
-            Self::Lacking(all) => {
-                Check::missing(NAME, format!("features {all:#x}, which are not enough")).with_fix(NEWER_KERNEL)
+            Self::NotTested => Check::missing(NAME, "not tested: no userfaultfd can be opened"),
+            Self::MissingFeature(all) => {
+                Check::missing(NAME, format!("lacks a feature that uncopy needs (features {all:#x})")).with_fix(NEWER_KERNEL)
             }
             Self::WithoutMoves(all) => Check::warning(
                 NAME,
                 format!(
-                    "works by dropping and copying pages (features {all:#x}); from Linux {major}.{minor} on they are moved, which is \
-                     cheaper, and memory outside the block heap can hold views"
+                    "works by dropping and copying pages (features {all:#x}); Linux {major}.{minor} and later moves them, \
+                     which is cheaper, and elides copies outside uncopy's block heap too"
                 ),
             )
             .with_fix(NEWER_KERNEL),
             Self::Failed(error) => Check::missing(NAME, format!("failed: {error}")),
-            Self::Wrong => Check::missing(NAME, "moved a page, and other bytes arrived"),
-            Self::Working(all) => {
-                Check::ok(NAME, format!("works by moving pages: one was moved, and its bytes arrived (features {all:#x})"))
+            Self::CorruptMove => Check::missing(NAME, "moved a page, but its bytes changed"),
+            Self::MovesPages(all) => {
+                Check::ok(NAME, format!("works by moving pages; a test page arrived intact (features {all:#x})"))
             }
         }
     }
@@ -117,7 +117,7 @@ fn architecture(machine: &str) -> Check {
     const NAME: &str = "architecture";
     let page_bytes = mem::page_size();
     if page_bytes != PAGE_BYTES {
-        let found = format!("{machine} with pages of {page_bytes} bytes; {} are needed", PAGE_BYTES);
+        let found = format!("{machine}, {page_bytes}-byte pages; uncopy needs {PAGE_BYTES}-byte pages");
         return Check::missing(NAME, found);
     }
     let found = format!("{machine}, {page_bytes}-byte pages");
@@ -140,11 +140,11 @@ fn query(release: &str) -> Check {
     const NAME: &str = "PROCMAP_QUERY";
     let (major, minor) = QUERY_SINCE;
     match query_own_mapping() {
-        Ok(true) => Check::ok(NAME, "works: buffers outside the block heap can be judged"),
+        Ok(true) => Check::ok(NAME, "works: copies outside uncopy's block heap can be elided too"),
         Ok(false) | Err(_) => Check::warning(
             NAME,
             format!(
-                "not in Linux {release} (since {major}.{minor}): buffers outside the block heap are copied"
+                "not in Linux {release} (new in {major}.{minor}): copies outside uncopy's block heap are not elided"
             ),
         ),
     }
@@ -175,12 +175,12 @@ mod tests {
 
     #[test]
     fn only_a_page_that_arrived_counts_as_working() {
-        assert_eq!(Features::Working(0x1ffff).check().state, State::Ok);
+        assert_eq!(Features::MovesPages(0x1ffff).check().state, State::Ok);
         assert_eq!(Features::WithoutMoves(0x1fff).check().state, State::Warning);
         for features in [
-            Features::Untried,
-            Features::Lacking(0xff),
-            Features::Wrong,
+            Features::NotTested,
+            Features::MissingFeature(0xff),
+            Features::CorruptMove,
             Features::Failed(io::Error::from_raw_os_error(libc::EBUSY)),
         ] {
             assert_eq!(features.check().state, State::Missing);

@@ -19,9 +19,9 @@ fn check_directory(directory: &Path) -> Check {
     const NAME: &str = "lanes";
     let shown = directory.display();
     if is_private_or_creatable(directory) {
-        return Check::ok(NAME, format!("programs meet in {shown}"));
+        return Check::ok(NAME, format!("programs find each other in {shown}"));
     }
-    let found = format!("{shown} is no directory of your own with mode 0700: run --lanes will make no lanes");
+    let found = format!("{shown} is not your own directory with mode 0700: run --lanes will use no lanes");
     Check::warning(NAME, found).with_fix(format!("chmod 700 {shown}"))
 }
 

@@ -50,14 +50,14 @@ fn resource_check([address_space, data, locked]: [Option<u64>; 3], can_reserve: 
         limit(locked)
     );
     if !can_reserve {
-        let found = format!("{found}: {} of addresses cannot be reserved", size(MIN_RESERVED_BYTES as u64));
+        let found = format!("{found}: cannot reserve {} of addresses", size(MIN_RESERVED_BYTES as u64));
         return Check::missing(NAME, found).with_fix("ulimit -v unlimited");
     }
     match (address_space, data) {
         (None, None) => Check::ok(NAME, found),
-        (Some(_), _) => Check::warning(NAME, format!("{found}: segments count against them"))
+        (Some(_), _) => Check::warning(NAME, format!("{found}: uncopy's memory counts against them"))
             .with_fix("ulimit -v unlimited"),
-        (None, Some(_)) => Check::warning(NAME, format!("{found}: segments count against them"))
+        (None, Some(_)) => Check::warning(NAME, format!("{found}: uncopy's memory counts against them"))
             .with_fix("ulimit -d unlimited"),
     }
 }
@@ -65,7 +65,7 @@ fn resource_check([address_space, data, locked]: [Option<u64>; 3], can_reserve: 
 fn overcommit() -> Check {
     const NAME: &str = "vm.overcommit_memory";
     match read("/proc/sys/vm/overcommit_memory").as_deref() {
-        Some("2") => Check::warning(NAME, "2: segments count against the commit limit")
+        Some("2") => Check::warning(NAME, "2: uncopy's memory counts against the commit limit")
             .with_fix("sudo sysctl vm.overcommit_memory=0"),
         Some(value) => Check::ok(NAME, value),
         None => Check::ok(NAME, "unknown: /proc/sys is hidden"),
@@ -78,8 +78,10 @@ fn control_group() -> Check {
     match group_limit(Path::new("/sys/fs/cgroup"), &groups) {
         None => Check::ok(NAME, "none"),
         Some(bytes) if bytes >= MEMORY_LOW_BYTES => Check::ok(NAME, size(bytes)),
-        Some(bytes) => Check::warning(NAME, format!("{}: leaves little room for segments", size(bytes)))
-            .with_fix("systemd-run --scope -p MemoryMax=2G uncopy run -- CMD"),
+        Some(bytes) => {
+            Check::warning(NAME, format!("{}: leaves little room for uncopy's memory", size(bytes)))
+                .with_fix("systemd-run --scope -p MemoryMax=2G uncopy run -- CMD")
+        }
     }
 }
 
@@ -135,7 +137,7 @@ fn huge_page_check(setting: Option<&str>) -> Check {
     match chosen {
         Some("always") => Check::warning(
             NAME,
-            "always: the kernel may join pages of the program's buffers that uncopy then has to split",
+            "always: the kernel may merge pages of buffers into huge pages, which uncopy then has to split",
         )
         .with_fix("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
         Some(chosen) => Check::ok(NAME, chosen),

@@ -24,11 +24,11 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
     const NAME: &str = "log";
     let shown = Quoted(directory.as_os_str());
     if !is_private_or_creatable(directory) {
-        let found = format!("{shown} is no directory of your own with mode 0700: run will go without a log");
+        let found = format!("{shown} is not your own directory with mode 0700: run --log will use no log");
         return Check::warning(NAME, found).with_fix(format!("chmod 700 {shown}"));
     }
     if !has_leases {
-        let found = "no file can be leased, by which others are told: run will go without a log";
+        let found = "file leases are disabled (fs.leases-enable is 0): run --log will use no log";
         return Check::warning(NAME, found).with_fix("sysctl fs.leases-enable=1");
     }
     // A directory that does not exist yet will be on the file system of its parent.
@@ -40,7 +40,7 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
         }
         Some(Ok(false)) | None => {
             let found = format!(
-                "{shown} is on a file system that keeps no log: name a directory on ext4, XFS, btrfs or f2fs"
+                "{shown} is on a file system that cannot hold a log: use a directory on ext4, XFS, btrfs or f2fs"
             );
             return Check::warning(NAME, found);
         }
@@ -52,7 +52,7 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
         0 => Check::ok(NAME, format!("{shown}, {} logs", logs.len())),
         count => Check::warning(
             NAME,
-            format!("{shown}: {count} of {} logs have bytes that may not be in their files", logs.len()),
+            format!("{shown}: {count} of {} logs have records that may not be in their files", logs.len()),
         )
         .with_fix(format!("uncopy log recover {shown}")),
     }

@@ -4,8 +4,8 @@
 //! `active = no check is missing`. A warning never keeps `run` from being active.
 
 mod allocators;
+mod binary;
 mod calibration;
-mod contents;
 mod kernel;
 mod lanes;
 mod limits;
@@ -13,10 +13,10 @@ mod logs;
 mod net;
 mod permission;
 mod preload;
+mod profile;
 mod report;
-mod stored;
 mod target;
-mod worth;
+mod verdict;
 
 use crate::args;
 use crate::costs;
@@ -122,7 +122,7 @@ fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
     checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
-    checks.extend(allocators::preloads(environment));
+    checks.extend(allocators::check_preloads(environment));
     checks
 }
 
@@ -140,7 +140,7 @@ fn options(environment: &Environment) -> Check {
         Ok(settings) => match settings.warning {
             Some(warning) => Check::warning(NAME, warning),
             None if settings.off => {
-                Check::missing(NAME, "UNCOPY_OFF is set: run will load uncopy and elide nothing")
+                Check::missing(NAME, "UNCOPY_OFF is set: uncopy run will load the library and elide nothing")
                     .with_fix("unset UNCOPY_OFF")
             }
             None => Check::ok(NAME, "legal"),

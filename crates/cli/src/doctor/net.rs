@@ -14,9 +14,9 @@ const PAGE_BYTES: usize = uncopy_core::addr::PAGE_BYTES;
 
 /// Returns a check each of TUN and AF_XDP, and one of each TUN device of a service.
 pub fn checks() -> Vec<Check> {
-    let tun = tun(net::link::why_no_tun().as_ref());
-    let xdp = xdp(net::link::why_no_xdp().as_ref());
-    let devices = net::services().into_iter().filter_map(|name| {
+    let tun = tun(net::device::why_no_tun().as_ref());
+    let xdp = xdp(net::device::why_no_xdp().as_ref());
+    let devices = net::service_names().into_iter().filter_map(|name| {
         let seen = device::read_settings(&name).ok().filter(|seen| seen.is_tun)?;
         Some(check_device(&name, seen))
     });
@@ -25,12 +25,12 @@ pub fn checks() -> Vec<Check> {
 
 fn tun(why_not: Option<&io::Error>) -> Check {
     const NAME: &str = "net --tun";
-    let Some(error) = why_not else { return Check::ok(NAME, "TUN devices can be made") };
+    let Some(error) = why_not else { return Check::ok(NAME, "can create TUN devices") };
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
             Check::warning(NAME, "there is no /dev/net/tun").with_fix("modprobe tun")
         }
-        Some(libc::EPERM | libc::EACCES) => Check::warning(NAME, "making a TUN device takes CAP_NET_ADMIN")
+        Some(libc::EPERM | libc::EACCES) => Check::warning(NAME, "creating a TUN device needs CAP_NET_ADMIN")
             .with_fix("sudo uncopy net --tun utun0 --address 10.77.0.2/24"),
         _ => Check::warning(NAME, format!("/dev/net/tun: {}", Reason(error))),
     }
@@ -39,15 +39,15 @@ fn tun(why_not: Option<&io::Error>) -> Check {
 fn xdp(why_not: Option<&io::Error>) -> Check {
     const NAME: &str = "net --xdp";
     let Some(error) = why_not else {
-        return Check::ok(NAME, "sockets of AF_XDP can be made, and programs for them");
+        return Check::ok(NAME, "can create AF_XDP sockets and load XDP programs");
     };
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            Check::warning(NAME, "AF_XDP takes CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF")
+            Check::warning(NAME, "AF_XDP needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF")
                 .with_fix("sudo uncopy net --xdp IFACE --address ADDRESS/BITS")
         }
         // Nothing fixes a kernel or build without AF_XDP; a TUN device serves the same purpose.
-        _ => Check::warning(NAME, format!("no AF_XDP here: {}", Reason(error)))
+        _ => Check::warning(NAME, format!("AF_XDP is not available: {}", Reason(error)))
             .with_fix("uncopy net --tun utun0 --address 10.77.0.2/24"),
     }
 }
@@ -57,14 +57,14 @@ fn check_device(name: &str, seen: DeviceSettings) -> Check {
     let DeviceSettings { mtu_bytes, queue_packets, .. } = seen;
     let found = format!("{name}: MTU {mtu_bytes} bytes, queue of {queue_packets} packets");
     if i64::try_from(queue_packets).is_ok_and(|packets| packets < QUEUE_PACKETS.into()) {
-        let found = format!("{found}: a sender's window does not fit, so it finds losses");
+        let found = format!("{found}: too short for a sender's window, so packets are lost");
         return Check::warning(NAME, found)
             .with_fix(format!("ip link set {name} txqueuelen {QUEUE_PACKETS}"));
     }
     if mtu_bytes < HEADER_BYTES || !(mtu_bytes - HEADER_BYTES).is_multiple_of(PAGE_BYTES) {
-        let found = format!("{found}: payload is not whole pages, so more of it is copied");
+        let found = format!("{found}: a packet's payload is not whole pages, so more of it is copied");
         return Check::warning(NAME, found)
-            .with_fix(format!("end the service, then: uncopy net --tun {name} --mtu {USUAL_MTU_BYTES} …"));
+            .with_fix(format!("stop the service, then: uncopy net --tun {name} --mtu {USUAL_MTU_BYTES} …"));
     }
     Check::ok(NAME, found)
 }

@@ -137,14 +137,14 @@ fn syscall(access: &Access, status: &Status, misc: &str) -> Check {
 fn device(access: &Access, misc: &str, group: Group) -> Check {
     const NAME: &str = "/dev/userfaultfd";
     let Err(error) = &access.device else {
-        return Check::ok(NAME, "opens; programs that give up root inherit it");
+        return Check::ok(NAME, "can be opened; programs that drop root inherit it");
     };
     let found = match &access.syscall {
         Ok(()) => format!(
-            "does not open ({}): programs that give up their privileges go on with plain copies",
+            "cannot be opened ({}): programs that drop their privileges will elide nothing",
             error_name(error)
         ),
-        Err(_) => format!("does not open ({})", error_name(error)),
+        Err(_) => format!("cannot be opened ({})", error_name(error)),
     };
     let check = Check::new(NAME, access.failure_state(), found);
     if is_denial(error) {
@@ -200,7 +200,7 @@ fn seccomp(access: &Access, status: &Status) -> Check {
         _ => "a filter",
     };
     match &access.user_mode {
-        Ok(()) => Check::ok(NAME, format!("{kind}; userfaultfd passes")),
+        Ok(()) => Check::ok(NAME, format!("{kind}; userfaultfd is allowed")),
         // Without a filter, only a kernel or a security module refuses this mode.
         Err(error) if status.seccomp == 0 => {
             let state = if access.is_granted() { State::Ok } else { State::Warning };

@@ -35,7 +35,7 @@ fn loading_problem(library: &Path) -> Option<String> {
         .output();
     let listing = match listing {
         Ok(listing) => listing,
-        Err(error) => return Some(format!("cannot be tried: {error}")),
+        Err(error) => return Some(format!("the loader cannot be started: {error}")),
     };
     let complaint = String::from_utf8_lossy(&listing.stderr);
     if let Some(line) = complaint.lines().find(|line| !line.trim().is_empty()) {
@@ -46,7 +46,7 @@ fn loading_problem(library: &Path) -> Option<String> {
     let is_listed = listed.lines().any(|line| line.contains(&*library.to_string_lossy()));
     match undefined {
         Some(line) => Some(line.trim().to_string()),
-        None if !is_listed => Some("the loader passes over it".to_string()),
+        None if !is_listed => Some("the loader ignores it".to_string()),
         None => None,
     }
 }

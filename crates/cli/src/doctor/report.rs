@@ -1,6 +1,6 @@
 //! Report as a table for people and as JSON for programs.
 
-use super::worth::Verdict;
+use super::verdict::Verdict;
 use super::{Check, State};
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
@@ -114,7 +114,7 @@ impl Report {
             let _ =
                 writeln!(table, "{:names$}  {on}{:states$}{off}  {found}", check.name, check.state.name());
             if let Some(fix) = &check.fix {
-                let _ = writeln!(table, "{:names$}  {:states$}  mend: {}", "", "", on_one_line(fix));
+                let _ = writeln!(table, "{:names$}  {:states$}  fix: {}", "", "", on_one_line(fix));
             }
         }
         let _ = writeln!(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_mended_before_anything_is_tried() {
+    fn what_is_missing_is_fixed_before_anything_is_tried() {
         let verdict = |is_worth_trying| {
             Some(Verdict { is_worth_trying, why: "so".into(), next: "uncopy profile -- x".into() })
         };
@@ -210,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn each_check_is_one_line_and_its_mend_another() {
+    fn each_check_is_one_line_and_its_fix_another() {
         let mut subject = report(&[State::Warning], &[]);
         subject.checks[0].fix = Some("sudo true".to_string());
         let table = subject.to_table(false);
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines[1], "kernel  warning  what was\\nfound");
-        assert_eq!(lines[2], "                 mend: sudo true");
+        assert_eq!(lines[2], "                 fix: sudo true");
         assert!(!table.contains('\x1b') && subject.to_table(true).contains("\x1b[33m"));
     }
 

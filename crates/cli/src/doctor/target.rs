@@ -1,9 +1,9 @@
 //! Checks whether a library can be preloaded into CMD, and whether uncopy is worth trying for it.
 
-use super::contents::Contents;
+use super::binary::Binary;
 use super::report::shell_word;
-use super::worth::Verdict;
-use super::{Check, stored};
+use super::verdict::Verdict;
+use super::{Check, profile};
 use crate::elf::{Image, Kind};
 use crate::output::Quoted;
 use crate::program::{self, Obstacle, Step};
@@ -38,11 +38,11 @@ pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> (Vec
     let mut verdict = None;
     if is_ok && let Some(file) = &last.file {
         let image = Image::read(file);
-        let (more, findings) = Contents::inspect(&image, &last.path).checks();
+        let (more, findings) = Binary::inspect(&image, &last.path).checks();
         checks.extend(more);
         verdict = Some(Verdict::from_findings(findings, &shell_word(name), &words));
     }
-    if let Some((check, profile_verdict)) = stored::check(name, &path, &words) {
+    if let Some((check, profile_verdict)) = profile::check(name, &path, &words) {
         checks.push(check);
         verdict = profile_verdict.or(verdict);
     }
@@ -99,10 +99,10 @@ fn reach(name: &'static str, steps: &[Step], chain: &str) -> Check {
     }
     match steps.last() {
         Some(step) if step.file.is_none() => {
-            Check::warning(name, format!("{chain} cannot be read, so nothing is known about it"))
+            Check::warning(name, format!("{chain} cannot be read, so it was not checked"))
         }
         Some(step) if step.kind == Kind::Native => Check::ok(name, format!("{chain}, dynamically linked")),
-        _ => Check::warning(name, format!("{chain}; what it is is not known")),
+        _ => Check::warning(name, format!("{chain}: unknown kind of file")),
     }
 }
 
@@ -111,10 +111,10 @@ fn fix_for(obstacle: &Obstacle, path: &Path, is_go: bool) -> Option<String> {
     let quoted = shell_word(path.as_os_str());
     match obstacle {
         Obstacle::Capabilities => Some(format!("sudo uncopy run -- {quoted}")),
-        Obstacle::Static if !is_go => Some("use a build of it that was linked without -static".to_string()),
-        Obstacle::Bits32 => Some("use a 64-bit build of it".to_string()),
-        Obstacle::OtherLoader(_) => Some("use a build of it that was linked with glibc".to_string()),
-        Obstacle::Sanitizer(_) => Some("use a build of it without -fsanitize".to_string()),
+        Obstacle::Static if !is_go => Some("use a build that is not linked with -static".to_string()),
+        Obstacle::Bits32 => Some("use a 64-bit build".to_string()),
+        Obstacle::OtherLoader(_) => Some("use a build that is linked with glibc".to_string()),
+        Obstacle::Sanitizer(_) => Some("use a build without -fsanitize".to_string()),
         Obstacle::Static | Obstacle::SetUserId | Obstacle::SetGroupId | Obstacle::OtherMachine(_) => None,
     }
 }

@@ -4,9 +4,9 @@
 //! the call sites. CMD is a child process here: the command forwards signals to it, and ends as CMD
 //! ended. The ledger also keeps the accounts of processes that a signal ended.
 
+pub mod describe;
 mod report;
 pub mod sites;
-pub mod words;
 
 use crate::atomic_write;
 use crate::os;

@@ -1,7 +1,7 @@
 //! Report of `--explain` as a table for people and as JSON for programs.
 
+use super::describe;
 use super::sites::{Site, sites};
-use super::words;
 use crate::os::child::Ending;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
@@ -87,14 +87,14 @@ impl Report {
             notes.push(format!("uncopy was not loaded: {why}"));
         } else if self.processes.is_empty() {
             notes.push(
-                "no process made an allocation, a copy or an input that is large enough to be looked at, \
-                 or uncopy was not loaded into any"
+                "no process made an allocation, copy or input that is large enough to be considered, or none \
+                 loaded uncopy"
                     .to_owned(),
             );
         }
         match self.processes_without_slot {
             0 => {}
-            more => notes.push(format!("missing: {more} further processes, for which there was no room")),
+            more => notes.push(format!("missing: {more} further processes, because the ledger is full")),
         }
         notes
     }
@@ -129,7 +129,7 @@ impl Report {
             if process.has_wrong_estimates() {
                 let _ = writeln!(
                     table,
-                    "what the sites below are said to save is an estimate, and wrong: measured is what counts"
+                    "the estimates of the sites below contradict the measurement, which is what counts"
                 );
             }
             if !process.sites.is_empty() {
@@ -181,10 +181,10 @@ fn describe_ending(process: &Process, is_replaced: bool) -> String {
         return "executed another program; the account is complete".to_owned();
     }
     if Path::new("/proc").join(process.pid.to_string()).exists() {
-        return "still running; missing: what it does from here on".to_owned();
+        return "still running; what it does from now on is missing".to_owned();
     }
-    "ended by a signal, or without running any exit handler; the account is complete up to then, but for calls \
-     that it was in the middle of"
+    "ended by a signal, or without running exit handlers; the account is complete except for calls that were in \
+     progress"
         .to_owned()
 }
 
@@ -193,14 +193,14 @@ impl Site {
         let get = |field| self.entry.get(field);
         [
             self.entry.kind.name().to_owned(),
-            words::sizes(self.entry.size_class),
+            describe::size_range(self.entry.size_class),
             get(Field::Calls).to_string(),
             bytes(get(Field::Bytes)),
             bytes(get(Field::ElidedBytes)),
             bytes(get(Field::CopiedBytes)),
             duration(get(Field::SavedNs)),
             duration(get(Field::SpentNs)),
-            words::state(&self.entry).to_owned(),
+            describe::state(&self.entry).to_owned(),
         ]
     }
 
@@ -208,7 +208,7 @@ impl Site {
         let mut object = Map::new();
         object.insert("site".to_owned(), json!(self.name()));
         object.insert("kind".to_owned(), json!(self.entry.kind.name()));
-        object.insert("size".to_owned(), json!(words::sizes(self.entry.size_class)));
+        object.insert("size".to_owned(), json!(describe::size_range(self.entry.size_class)));
         object.insert("module".to_owned(), json!(self.module));
         object.insert("function".to_owned(), json!(self.location.function));
         object.insert("line".to_owned(), json!(self.location.file_and_line()));
@@ -220,8 +220,8 @@ impl Site {
             };
             object.insert(field.name().to_owned(), value);
         }
-        object.insert("state".to_owned(), json!(words::state(&self.entry)));
-        object.insert("reason".to_owned(), json!(words::reason(&self.entry)));
+        object.insert("state".to_owned(), json!(describe::state(&self.entry)));
+        object.insert("reason".to_owned(), json!(describe::reason(&self.entry)));
         Value::Object(object)
     }
 }
@@ -249,7 +249,7 @@ fn rows(table: &mut String, sites: &[Site]) {
     for (site, cells) in sites.iter().zip(&cells) {
         let row: Vec<&str> = cells.iter().map(String::as_str).collect();
         line(table, &row, &one_line(&site.name()));
-        let reason = words::reason(&site.entry);
+        let reason = describe::reason(&site.entry);
         if !reason.is_empty() {
             let _ = writeln!(table, "{:indent$}{}", "", one_line(&reason));
         }

@@ -52,7 +52,7 @@ impl Site {
         };
         let file = module.rsplit('/').next().unwrap_or(module);
         if file == library::FILE_NAME {
-            return "callers of calloc, realloc and their like, which are not told apart".to_owned();
+            return "callers of calloc, realloc and similar functions, taken together".to_owned();
         }
         let function = self.location.function.as_deref().unwrap_or("?");
         match self.location.file_and_line() {

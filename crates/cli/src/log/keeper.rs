@@ -5,7 +5,7 @@ use crate::args;
 use crate::live;
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
-use crate::settings::Logs;
+use crate::settings::LogSettings;
 use crate::sweep::KEEPER_PREFIX;
 use clap::ArgMatches;
 use std::ffi::{CString, OsString};
@@ -27,7 +27,7 @@ const READY: &str = "ready\n";
 ///
 /// # Errors
 /// The reason, as the rest of a sentence.
-pub fn start(options: &Logs) -> Result<PathBuf, String> {
+pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let directory = &options.directory;
     let name = Quoted(directory.as_os_str());
     make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
@@ -35,7 +35,7 @@ pub fn start(options: &Logs) -> Result<PathBuf, String> {
     // Logs that cannot be recovered are reported by `recover`.
     recover(&logs, &RecoveryOptions::default(), false);
     let live_directory = live::directory_of(live::shared_memory(), os::effective_user_id());
-    let opened = live::make_own(live::shared_memory());
+    let opened = live::make_own_directory(live::shared_memory());
     let opened =
         opened.map_err(|error| format!("{}: {}", Quoted(live_directory.as_os_str()), Reason(&error)))?;
     if options.emulates_dax {
@@ -46,7 +46,7 @@ pub fn start(options: &Logs) -> Result<PathBuf, String> {
     let socket = live_directory.join(&name);
     // Left by an ended process with the same pid.
     opened.remove(&os::c_path(Path::new(&name)).unwrap_or_default());
-    spawn(options, &socket).map_err(|error| format!("its keeper did not start: {}", Reason(&error)))?;
+    spawn(options, &socket).map_err(|error| format!("the log's keeper did not start: {}", Reason(&error)))?;
     Ok(socket)
 }
 
@@ -58,11 +58,11 @@ fn make_private(directory: &Path) -> io::Result<()> {
     }
     let found = fs::symlink_metadata(directory)?;
     let is_private = found.is_dir() && found.uid() == os::effective_user_id() && found.mode() & 0o077 == 0;
-    let why = "it is not a directory of this user's that nobody else can enter (chmod 700)";
+    let why = "it must be your own directory with mode 0700";
     if is_private { Ok(()) } else { Err(io::Error::other(why)) }
 }
 
-fn spawn(options: &Logs, socket: &Path) -> io::Result<()> {
+fn spawn(options: &LogSettings, socket: &Path) -> io::Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .args(["log", "keep"])
         .arg(&options.directory)
@@ -93,7 +93,7 @@ pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
     let (Some(log_bytes), Some(root), Some(socket)) = (log_bytes, root, socket) else { return EXIT_USAGE };
     let Ok(root) = u32::try_from(root) else { return EXIT_USAGE };
     os::close_inherited();
-    match os::detach() {
+    match os::fork_detached() {
         Ok(false) => return EXIT_OK,
         Ok(true) => {}
         Err(error) => return output::print(format!("{}\n", Reason(&error)).as_bytes(), EXIT_FAILURE),

@@ -1,7 +1,7 @@
 //! `uncopy log`: shows the logs of `run --log`, and recovers them after a crash.
 
 pub mod keeper;
-mod waiting;
+mod wait;
 
 use crate::args;
 use crate::os;
@@ -26,7 +26,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     match name {
         "keep" => keeper::run(&path, matches),
         "sync" => sync(&path),
-        "wait" => waiting::wait(&path, matches),
+        "wait" => wait::wait(&path, matches),
         _ => match log_files::logs(&path) {
             Err(error) => {
                 output::print_message(format_args!(
@@ -67,15 +67,15 @@ fn name_of(log: &Path) -> String {
 fn unreadable_reason(unreadable: Unreadable) -> String {
     match unreadable {
         Unreadable::Device(errno) => Reason(&errno.into()).to_string(),
-        Unreadable::Superblock(SuperblockError::Foreign) => "it is no log".to_owned(),
+        Unreadable::Superblock(SuperblockError::Foreign) => "it is not a log".to_owned(),
         Unreadable::Superblock(SuperblockError::Damaged) => {
-            "its first block is damaged; its files have what was digested".to_owned()
+            "its first block is damaged; its files have what the keeper synced".to_owned()
         }
         Unreadable::Superblock(SuperblockError::Version(version)) => {
-            format!("it is of version {version}; use the uncopy that wrote it")
+            format!("it has version {version}; use the version of uncopy that wrote it")
         }
         Unreadable::NoCheckpoint => {
-            "both checkpoints are damaged; its files have what was digested".to_owned()
+            "both checkpoints are damaged; its files have what the keeper synced".to_owned()
         }
     }
 }
@@ -157,13 +157,13 @@ fn check(logs: &[PathBuf]) -> u8 {
                 status = EXIT_FAILURE;
                 writeln!(
                     text,
-                    "{name}: {} records are whole, and behind them records that had survived are damaged; what follows is \
-                     lost, and 'uncopy log recover --give-up' puts the whole ones into their files",
+                    "{name}: {} records are intact, and the records after them are damaged and lost; \
+                     'uncopy log recover --give-up' writes the intact ones to their files",
                     contents.survey.records
                 )
             }
             Ok(contents) => {
-                writeln!(text, "{name}: {}, {} records are whole", state(&contents), contents.survey.records)
+                writeln!(text, "{name}: {}, {} records are intact", state(&contents), contents.survey.records)
             }
             Err(unreadable) => {
                 status = EXIT_FAILURE;
@@ -189,19 +189,20 @@ pub fn recover(logs: &[PathBuf], ways: &RecoveryOptions, is_verbose: bool) -> bo
             Ok(Outcome::InUse | Outcome::Empty) => {}
             Ok(Outcome::Recovered(recovered)) => print_recovered(&name, &recovered, ways),
             Ok(Outcome::Damaged) => output::print_message(format_args!(
-                "log {name} is damaged: records that had survived are not whole; it stays as it is, see 'uncopy log check'"
+                "log {name} is damaged and was not recovered; see 'uncopy log check'"
             )),
             Ok(Outcome::OtherMachine) => output::print_message(format_args!(
-                "log {name} was made on another machine; it stays as it is: 'uncopy log recover --give-up' if its files came along"
+                "log {name} was made on another machine and was not recovered; if its files were moved with it, type: \
+                 uncopy log recover --give-up DIR"
             )),
             Ok(Outcome::Unreadable(unreadable)) => {
                 output::print_message(format_args!(
-                    "log {name} cannot be read: {}; it stays as it is",
+                    "log {name} cannot be read: {}; it is unchanged",
                     unreadable_reason(unreadable)
                 ));
             }
             Err(errno) => output::print_message(format_args!(
-                "log {name} was not recovered: {}; it stays as it is, and can be recovered again",
+                "log {name} was not recovered: {}; it is unchanged, so recovery can be repeated",
                 Reason(&errno.into())
             )),
         }
@@ -217,11 +218,12 @@ fn print_recovered(name: &str, recovered: &Recovered, ways: &RecoveryOptions) {
     for file in unresolved {
         let path = Quoted(path_of(file));
         if ways.gives_up {
-            output::print_message(format_args!("log {name}: what it had for {path} is given up"));
+            output::print_message(format_args!("log {name}: the records for {path} are discarded"));
         } else {
             output::print_message(format_args!(
-                "log {name}: {path} is not there, or was written to since; the log keeps what it has: 'uncopy log recover \
-                 --search DIR' if it was moved, '--overwrite' if what the log has counts, '--give-up' if it is not needed"
+                "log {name}: {path} is missing or was modified since, so the log keeps its records; add to 'uncopy log \
+                 recover': --search DIR if the file was moved, --overwrite to replace newer bytes, --give-up to discard \
+                 the records"
             ));
         }
     }
@@ -236,7 +238,8 @@ fn remove(logs: &[PathBuf], gives_up: bool) -> u8 {
             match errno.0 {
                 libc::EAGAIN => output::print_message(format_args!("log {name} is in use")),
                 libc::ENOTEMPTY => output::print_message(format_args!(
-                    "log {name} has bytes that are not in their files: 'uncopy log recover' first, or '--give-up'"
+                    "log {name} has records that are not in their files; first type 'uncopy log recover', or discard them \
+                     with --give-up"
                 )),
                 _ => output::print_message(format_args!("log {name}: {}", Reason(&errno.into()))),
             }

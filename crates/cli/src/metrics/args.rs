@@ -11,27 +11,27 @@ Examples:
   uncopy metrics --listen 9745
       Serve http://127.0.0.1:9745/metrics, for a Prometheus on this host.
   sudo uncopy metrics --listen 10.0.0.1:9745
-      The same for others, and of all users' processes.
+      Serve the processes of all users, also to other hosts.
   sudo uncopy metrics --textfile /var/lib/prometheus/node-exporter/uncopy.prom
-      Once, for the textfile collector of the node exporter.
+      Write the counters once, for the textfile collector of the node exporter.
 
-The package has uncopy-metrics.service, which serves 127.0.0.1:9745, and uncopy-textfile.timer, which writes that
-file every 15 seconds; neither runs before it is switched on:
+The package has two units, which are disabled at first: uncopy-metrics.service serves 127.0.0.1:9745, and \
+uncopy-textfile.timer writes that file every 15 seconds. To enable one, type:
   systemctl enable --now uncopy-metrics.service
 /usr/share/uncopy/grafana-dashboard.json is a dashboard for Grafana.
 
-Every counter has the labels pid and command; other users' processes are root's to see. Exit status: 0, or 1 if
-the address or the file cannot be used, or 2 if the command line is wrong. A signal ends a server.";
+Every counter has the labels pid and command. Only root sees the processes of other users. A signal ends the \
+server. Exit status: 0; 1 if the address or the file cannot be used; 2 for a wrong command line.";
 
 /// Returns the definition of `uncopy metrics`.
 pub fn command() -> Command {
     Command::new("metrics")
-        .about("Give the counters to Prometheus: by HTTP, or in a file")
+        .about("Export the counters to Prometheus, over HTTP or in a file")
         .arg(
             Arg::new(LISTEN)
                 .long(LISTEN)
                 .value_name("[ADDRESS:]PORT")
-                .help("Answer HTTP there; a port alone is one of 127.0.0.1")
+                .help("Serve HTTP at this address; a port alone is on 127.0.0.1")
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(OsString)),
         )
@@ -39,7 +39,7 @@ pub fn command() -> Command {
             Arg::new(TEXTFILE)
                 .long(TEXTFILE)
                 .value_name("FILE")
-                .help("Write FILE once, in one step")
+                .help("Write FILE once, atomically")
                 .value_parser(value_parser!(OsString))
                 .value_hint(ValueHint::FilePath),
         )

@@ -44,7 +44,7 @@ fn address(word: &OsStr) -> Result<SocketAddr, InvalidValue> {
         InvalidValue::new(
             "--listen",
             word,
-            "PORT, of the loopback device, or ADDRESS:PORT, such as 10.0.0.1:9745",
+            "PORT (on 127.0.0.1) or ADDRESS:PORT, such as 9745 or 10.0.0.1:9745",
         )
     })
 }

@@ -56,7 +56,7 @@ pub fn render(processes: &[Process], format: Format) -> String {
     family(
         "uncopy_elision_cpu_ratio",
         true,
-        "Processor time per byte with eliding, as a part of that without.",
+        "Processor time per byte with eliding, divided by that without.",
         &ratio,
     );
     if format == Format::OpenMetrics {

@@ -23,40 +23,40 @@ pub const JSON: &str = "json";
 const NOTES: &str = "\
 Examples:
   sudo uncopy net --tun utun0 --address 10.77.0.2/24
-      A host 10.77.0.2 of its own, on a network whose other address, 10.77.0.1, is the kernel's.
+      Serve 10.77.0.2 on a network where the kernel has 10.77.0.1.
   uncopy run --net utun0 -- redis-server --bind 0.0.0.0 --protected-mode no
-      Redis there: redis-cli -h 10.77.0.2
+      Run Redis on that address: redis-cli -h 10.77.0.2
   uncopy net ls utun0
-      Who listens, and who is connected.
+      List listeners and connections.
   sudo uncopy net --xdp eth1 --address 192.168.7.2/24
-      The same for other hosts on that Ethernet, without the kernel in between.
+      Serve other hosts on that Ethernet, past the kernel's TCP/IP stack.
 
-A TCP in this process in place of the kernel's, for programs of the same user that run with
-'uncopy run --net'. What it receives they get by reference, and what they send goes out from where it
-is. Addresses of the network belong to it; every other stays the kernel's. It makes a TUN device, which
-takes CAP_NET_ADMIN and is gone when it ends, by SIGINT or SIGTERM. With --xdp it takes packets for its
-addresses from a device that is there, and the kernel gets all others. docs/net.md says what it can do.
+Runs a TCP/IP stack in this process, for programs of the same user under 'uncopy run --net'. Programs get what it \
+receives by reference, and what they send goes to the device from where it is. Connections to addresses in its \
+network go through the service, all others through the kernel. --tun creates a TUN device, which needs \
+CAP_NET_ADMIN; the device disappears when SIGINT or SIGTERM ends the service. --xdp takes the packets for the \
+service's addresses from an existing device; the kernel gets all others. docs/net.md describes the service.
 
-Exit status: 0, or 1 if it could not begin or the device is gone, or 2 if the command line is wrong.";
+Exit status: 0; 1 if the service could not start or its device is gone; 2 for a wrong command line.";
 
 fn parse_address(text: &str) -> Result<(IpAddr, u8), String> {
-    let legal = "an address and the bits of its network's prefix, such as 10.77.0.2/24 or fd77::2/64";
+    let legal = "it must be an address with a prefix length, such as 10.77.0.2/24 or fd77::2/64";
     let (address, bits) = text.split_once('/').ok_or(legal)?;
     let address: IpAddr = address.parse().map_err(|_| legal)?;
     let bits: u8 = bits.parse().map_err(|_| legal)?;
     let most = if address.is_ipv4() { 30 } else { 126 };
     if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-        return Err("no address of a host".to_owned());
+        return Err("it must be a host's address, not an unspecified, multicast or loopback one".to_owned());
     }
     if (1..=most).contains(&bits) {
         Ok((address, bits))
     } else {
-        Err(format!("the prefix has 1 to {most} bits"))
+        Err(format!("the prefix length must be 1 to {most}"))
     }
 }
 
 fn parse_queue(text: &str) -> Result<(String, u32), String> {
-    let legal = "a device and, if it is not 0, the number of its queue, such as eth1 or eth1:2";
+    let legal = "it must be a device, or a device and a queue number, such as eth1 or eth1:2";
     let (device, queue) = text.split_once(':').unwrap_or((text, "0"));
     match queue.parse() {
         Ok(queue) if !device.is_empty() => Ok((device.to_owned(), queue)),
@@ -67,7 +67,7 @@ fn parse_queue(text: &str) -> Result<(String, u32), String> {
 fn service_arg() -> Arg {
     Arg::new(SOCKET)
         .value_name("NAME|SOCKET")
-        .help("The service: the name of its device, or its control socket")
+        .help("The service, by the name of its device or by its control socket")
         .required(true)
         .value_parser(value_parser!(OsString))
         .value_hint(ValueHint::FilePath)
@@ -83,36 +83,36 @@ pub fn command() -> Command {
         Arg::new(id).long(id).value_name(name).help(help).action(ArgAction::Set)
     };
     Command::new("net")
-        .about("Serve a user-level TCP to programs under run --net")
+        .about("Serve a user-level TCP to programs under 'uncopy run --net'")
         .override_usage(
             "uncopy net --tun NAME --address ADDRESS/BITS [OPTIONS]\n       uncopy net --xdp IFACE[:QUEUE] --address ADDRESS/BITS [OPTIONS]\n       uncopy net ls|stats [--json] NAME|SOCKET",
         )
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
-        .arg(value(TUN, "NAME", "Name of the TUN device that is made").required_unless_present(XDP).value_parser(value_parser!(OsString)))
+        .arg(value(TUN, "NAME", "Create a TUN device of this name").required_unless_present(XDP).value_parser(value_parser!(OsString)))
         .arg(
-            value(XDP, "IFACE[:QUEUE]", "Take the service's packets from this queue of an Ethernet device by AF_XDP [default queue: 0]")
+            value(XDP, "IFACE[:QUEUE]", "Take packets from this queue of an Ethernet device, by AF_XDP [default queue: 0]")
                 .conflicts_with_all([TUN, MTU])
                 .value_parser(parse_queue),
         )
         .arg(
-            value(ADDRESS, "ADDRESS/BITS", "The service's address and the bits of the network's prefix; once for IPv4, once for IPv6")
+            value(ADDRESS, "ADDRESS/BITS", "The service's address and prefix length; may be repeated, for IPv4 and IPv6")
                 .required(true)
                 .action(ArgAction::Append)
                 .value_parser(parse_address),
         )
         .arg(
-            value(PEER, "ADDRESS", "The kernel's address in that network [default: the first that is free]; with --xdp the router to other networks [default: none]")
+            value(PEER, "ADDRESS", "With --tun, the kernel's address in that network [default: the first free one]; with --xdp, the router to other networks [default: none]")
                 .action(ArgAction::Append)
                 .value_parser(value_parser!(IpAddr)),
         )
         .arg(
-            value(MTU, "BYTES", "Longest packet of the device; with 4148 payload is whole pages")
+            value(MTU, "BYTES", "MTU of the device; with 4148, the payload of a packet is one page")
                 .default_value("4148")
                 .value_parser(value_parser!(u16).range(1280..)),
         )
         .arg(
-            value(SOCKET, "PATH", "Control socket, in a directory of the user's own [default: one by the device's name]")
+            value(SOCKET, "PATH", "Control socket, in a directory that only this user can enter [default: named after the device]")
                 .value_parser(value_parser!(OsString))
                 .value_hint(ValueHint::FilePath),
         )
@@ -122,12 +122,12 @@ pub fn command() -> Command {
                 .value_hint(ValueHint::FilePath),
         )
         .arg(
-            value(API_COPIES, "make|elide", "Copy once more between TCP and programs, as sockets do, or not")
+            value(API_COPIES, "make|elide", "Make or elide the copy between the TCP and programs that the kernel's sockets make")
                 .default_value("elide")
                 .value_parser(PossibleValuesParser::new(["make", "elide"])),
         )
         .arg(
-            value(MEMORY, "SIZE", "Memory shared with programs")
+            value(MEMORY, "SIZE", "Memory shared with programs (16M to 64G)")
                 .default_value("256M")
                 .value_parser(|text: &str| size::parse_within::<u64>(text, 16 << 20..=64 << 30)),
         )
@@ -137,13 +137,13 @@ pub fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(["cubic", "newreno"])),
         )
         .arg(
-            value(ECN, "off|accept|request", "Explicit congestion notification: not, for peers that ask, or asked for, too")
+            value(ECN, "off|accept|request", "Explicit congestion notification: off, accepted from peers that request it, or requested")
                 .default_value("accept")
                 .value_parser(PossibleValuesParser::new(["off", "accept", "request"])),
         )
         .subcommands([
             Command::new("ls").about("List listeners and connections").arg(service_arg()).arg(json_arg()),
-            Command::new("stats").about("Print what has passed").arg(service_arg()).arg(json_arg()),
+            Command::new("stats").about("Print traffic totals").arg(service_arg()).arg(json_arg()),
         ])
         .after_help(NOTES)
 }

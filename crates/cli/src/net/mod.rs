@@ -1,7 +1,7 @@
 //! `uncopy net`: the service of a user-level TCP, and lists of its connections.
 
 pub mod args;
-pub mod link;
+pub mod device;
 mod serve;
 mod show;
 
@@ -48,9 +48,9 @@ fn directory() -> PathBuf {
 }
 
 /// Returns the names of services that were given no socket, which are those of their devices.
-pub fn services() -> Vec<String> {
+pub fn service_names() -> Vec<String> {
     let Ok(folder) =
-        live::open_own(live::shared_memory()).and_then(|own| Ok(own.open_in(SERVICES_DIRECTORY)?))
+        live::open_own_directory(live::shared_memory()).and_then(|own| Ok(own.open_in(SERVICES_DIRECTORY)?))
     else {
         return Vec::new();
     };
@@ -65,7 +65,7 @@ pub fn services() -> Vec<String> {
 fn make_parents(control: &Path) -> io::Result<()> {
     let Some(above) = control.parent().and_then(Path::parent) else { return Ok(()) };
     if above == directory() {
-        live::make_own(live::shared_memory())?.make_in(SERVICES_DIRECTORY)?;
+        live::make_own_directory(live::shared_memory())?.make_in(SERVICES_DIRECTORY)?;
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o700).create(above)
@@ -74,7 +74,7 @@ fn make_parents(control: &Path) -> io::Result<()> {
 /// Removes the directory of services that were given no socket, if it is empty.
 fn remove_parents(control: &Path) {
     if control.parent().and_then(Path::parent) == Some(&directory())
-        && let Ok(own) = live::open_own(live::shared_memory())
+        && let Ok(own) = live::open_own_directory(live::shared_memory())
     {
         own.remove_directory(SERVICES_DIRECTORY);
     }

@@ -1,6 +1,6 @@
 //! `uncopy net --tun …` and `--xdp …`: the service itself.
 
-use super::{args, link};
+use super::{args, device};
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
@@ -25,7 +25,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         .collect();
     if prefixes.len() > MAX_PREFIXES {
         output::print_message(format_args!(
-            "--address is given {} times; it may be {MAX_PREFIXES} at most",
+            "--address is given {} times; it may be given at most {MAX_PREFIXES} times",
             prefixes.len()
         ));
         return EXIT_USAGE;
@@ -53,10 +53,14 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let mtu_bytes = usize::from(matches.get_one::<u16>(args::MTU).copied().unwrap_or_default());
     let pcap = matches.get_one::<OsString>(args::PCAP).map(PathBuf::from);
     let opened = match &ethernet {
-        Some((device, queue)) => link::open_xdp(device, *queue, &prefixes, &peers, pcap.as_deref()),
-        None => {
-            link::open_tun(&name.to_string_lossy(), mtu_bytes, &prefixes, &kernel_addresses, pcap.as_deref())
-        }
+        Some((interface, queue)) => device::open_xdp(interface, *queue, &prefixes, &peers, pcap.as_deref()),
+        None => device::open_tun(
+            &name.to_string_lossy(),
+            mtu_bytes,
+            &prefixes,
+            &kernel_addresses,
+            pcap.as_deref(),
+        ),
     };
     let link = match opened {
         Ok(link) => link,
@@ -66,7 +70,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         }
     };
     if let Err(error) = os::drop_privileges() {
-        output::print_message(format_args!("privileges cannot be dropped: {}", Reason(&error)));
+        output::print_message(format_args!("cannot drop privileges: {}", Reason(&error)));
         return EXIT_FAILURE;
     }
     // Each connection takes a descriptor.
@@ -79,7 +83,9 @@ pub fn main(matches: &ArgMatches) -> u8 {
         }
     };
     for (index, prefix) in prefixes.iter().enumerate() {
-        let kernel = kernel_addresses.get(index).map(|(kernel, _)| format!("; the kernel is {kernel} there"));
+        let kernel = kernel_addresses
+            .get(index)
+            .map(|(kernel, _)| format!("; the kernel's address there is {kernel}"));
         output::print_message(format_args!(
             "{} serves {}/{}{}",
             name.to_string_lossy(),
@@ -131,10 +137,10 @@ fn print_control_error(control: &Path, error: &io::Error) {
     let control = Quoted(control.as_os_str());
     match error.raw_os_error() {
         Some(libc::EADDRINUSE) => output::print_message(format_args!(
-            "{control} is another service's; end that first, or give another --socket"
+            "{control} belongs to a running service; end that first, or give another --socket"
         )),
         Some(libc::EPERM) => output::print_message(format_args!(
-            "others can enter the directory of {control}; it must be yours alone (chmod 700)"
+            "other users can enter the directory of {control}; it must have mode 0700 (chmod 700)"
         )),
         _ => output::print_message(format_args!("{control}: {}", Reason(error))),
     }

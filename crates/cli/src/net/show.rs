@@ -24,10 +24,8 @@ fn ask(control: &Path) -> io::Result<List> {
     let paths = ServicePaths::of_control(control.as_os_str().as_bytes())
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     let (_, fd) = client::send_request(&paths, &Request::List)?;
-    let file = fd
-        .map(OwnedFd::from)
-        .map(File::from)
-        .ok_or_else(|| io::Error::other("it does not say what it has"))?;
+    let file =
+        fd.map(OwnedFd::from).map(File::from).ok_or_else(|| io::Error::other("the service sent no list"))?;
     // Reads at explicit offsets, wherever the service's offset is. Such reads fail on anything but
     // a file, where others would block.
     let mut text = Vec::new();
@@ -39,7 +37,11 @@ fn ask(control: &Path) -> io::Result<List> {
         }
     }
     let list: List = serde_json::from_slice(&text)?;
-    if list.schema == NET { Ok(list) } else { Err(io::Error::other("it is of another version")) }
+    if list.schema == NET {
+        Ok(list)
+    } else {
+        Err(io::Error::other("the service is of another version of uncopy"))
+    }
 }
 
 fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
@@ -57,11 +59,13 @@ fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
             match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ECONNREFUSED) => {
                     output::print_message(format_args!(
-                        "no service has {name}; start one with: uncopy net --tun NAME --address ADDRESS/BITS"
+                        "no service listens at {name}; start one with: uncopy net --tun NAME --address ADDRESS/BITS"
                     ));
                 }
                 Some(libc::EPERM | libc::EACCES) => {
-                    output::print_message(format_args!("the service of {name} is another user's"));
+                    output::print_message(format_args!(
+                        "{name} is a service of another user; retry as that user"
+                    ));
                 }
                 _ => output::print_message(format_args!("{name}: {}", Reason(&error))),
             }
@@ -73,7 +77,7 @@ fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
 /// Lists listeners and connections.
 pub fn list(control: &Path, is_json: bool) -> u8 {
     show(control, is_json, |list| {
-        let head = ["STATE", "LOCAL", "REMOTE", "RECEIVED", "SENT", "AGAIN", "WAITING", "QUEUED", "RTT"]
+        let head = ["STATE", "LOCAL", "REMOTE", "RECEIVED", "SENT", "RETRANS", "RECV-Q", "SEND-Q", "RTT"]
             .map(str::to_owned);
         let mut rows = vec![head];
         for listener in &list.listeners {
@@ -105,7 +109,7 @@ pub fn list(control: &Path, is_json: bool) -> u8 {
                 format!("{} us", connection.round_trip_us),
             ]);
         }
-        table::aligned(&rows, |column| column < 3)
+        table::align_columns(&rows, |column| column < 3)
     })
 }
 
@@ -130,12 +134,12 @@ pub fn statistics(control: &Path, is_json: bool) -> u8 {
                 format!("{} in {} packets", bytes(traffic.received_bytes), traffic.received_packets),
             ),
             ("sent", format!("{} in {} packets", bytes(traffic.sent_bytes), traffic.sent_packets)),
-            ("sent again", format!("{} segments of TCP", traffic.retransmissions)),
+            ("retransmitted", format!("{} TCP segments", traffic.retransmissions)),
             ("dropped", format!("{} packets", traffic.dropped_packets)),
             ("copied between TCP and programs", bytes(traffic.copied_bytes)),
             (
                 "connections",
-                format!("{} now, {} since it began", list.connections.len(), traffic.connections),
+                format!("{} now, {} since the start", list.connections.len(), traffic.connections),
             ),
             ("listeners", list.listeners.len().to_string()),
         ];

@@ -227,7 +227,7 @@ pub fn next_signal(timeout: Option<Duration>) -> Option<Signal> {
 }
 
 /// Whether a process with this pid exists, of any user.
-pub fn exists(pid: u32) -> bool {
+pub fn process_exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| {
         matches!(rustix::process::test_kill_process(pid), Ok(()) | Err(rustix::io::Errno::PERM))

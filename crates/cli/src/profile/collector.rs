@@ -57,7 +57,7 @@ struct OngoingRecording {
 pub struct Collector {
     sources: Vec<OngoingRecording>,
     /// Number of processes beyond [`MAX_PROCESSES`].
-    pub without_room: u64,
+    pub unrecorded_processes: u64,
     refused: Vec<CString>,
 }
 
@@ -80,7 +80,7 @@ impl Collector {
                 continue;
             }
             if self.sources.len() == MAX_PROCESSES {
-                self.without_room += 1;
+                self.unrecorded_processes += 1;
                 self.refused.push(name);
                 continue;
             }

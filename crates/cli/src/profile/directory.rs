@@ -75,7 +75,7 @@ fn remove_stale(parent: &Path) {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok());
-        if pid.is_some_and(|pid| !os::child::exists(pid))
+        if pid.is_some_and(|pid| !os::child::process_exists(pid))
             && let Ok(path) = CString::new(entry.path().as_os_str().as_bytes())
             && let Ok(directory) = PrivateDirectory::open(&path, os::effective_user_id())
         {

@@ -11,7 +11,7 @@
 
 mod collector;
 mod directory;
-pub mod out;
+pub mod file;
 
 use crate::args;
 use crate::atomic_write;
@@ -29,7 +29,7 @@ use crate::settings::{self, OptionValue};
 use clap::ArgMatches;
 use collector::Collector;
 use directory::Directory;
-use out::RequestError;
+use file::RequestError;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -129,13 +129,13 @@ fn request(
     // The library's own table checks the value.
     settings::resolve(&mut Environment::inherited(), &given, std::process::id())?;
     let name = || match (command.first(), wanted.first()) {
-        (Some(program), _) | (None, Some(Selector::Named(program))) => out::default_name(program),
-        (None, Some(Selector::Pid(pid))) => out::default_name(&program_name(*pid)),
-        (None, None) => out::default_name(OsStr::new("")),
+        (Some(program), _) | (None, Some(Selector::Named(program))) => file::default_name(program),
+        (None, Some(Selector::Pid(pid))) => file::default_name(&program_name(*pid)),
+        (None, None) => file::default_name(OsStr::new("")),
     };
     let out = matches.get_one::<OsString>(args::OUT).cloned().unwrap_or_else(name);
     let min_size_bytes = min_size.and_then(|text| size::parse(text.as_bytes()));
-    Ok(RecordingRequest { out: out::resolve(&out)?, duration, given, min_size_bytes })
+    Ok(RecordingRequest { out: file::resolve(&out)?, duration, given, min_size_bytes })
 }
 
 /// Returns the name of a running program, or `program` if unknown.
@@ -173,7 +173,7 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         Ok(directory) => directory,
         Err(error) => {
             output::print_message(format_args!(
-                "cannot make a directory in shared memory: {}",
+                "cannot create a directory in shared memory: {}",
                 Reason(&error)
             ));
             return EXIT_FAILURE;
@@ -239,7 +239,7 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
     signals.end();
     if ended.is_none() {
         output::print_message(format_args!(
-            "{} goes on running as process {}, recorded no more",
+            "{} goes on running as process {} and is no longer recorded",
             Quoted(name),
             child.pid()
         ));
@@ -369,7 +369,7 @@ impl Session<'_> {
                 let seconds = START_TIMEOUT.as_secs();
                 return late
                     .iter()
-                    .map(|pid| format!("process {pid} did not begin to record within {seconds} s"))
+                    .map(|pid| format!("process {pid} did not start recording within {seconds} s"))
                     .collect();
             }
             self.collect();
@@ -457,7 +457,7 @@ impl Session<'_> {
         let is_time_up = self.request.duration.is_some_and(|duration| self.started.elapsed() >= duration);
         is_time_up.then(|| {
             RecordingEnd::Requested(format!(
-                "the recording took its {:.1} s",
+                "the recording ended after {:.1} s, as requested",
                 self.started.elapsed().as_secs_f64()
             ))
         })
@@ -498,9 +498,9 @@ impl Session<'_> {
     /// program gives none.
     fn finish(self, command: &[OsString], end: &RecordingEnd) -> u8 {
         let mut warnings = self.warnings;
-        if self.collector.without_room > 0 {
-            let more = self.collector.without_room;
-            warnings.push(format!("{more} further processes were not recorded, for which there was no room"));
+        if self.collector.unrecorded_processes > 0 {
+            let more = self.collector.unrecorded_processes;
+            warnings.push(format!("{more} further processes were not recorded: too many at once"));
         }
         let mut processes = self.collector.finish();
         drop(self.directories);
@@ -510,8 +510,7 @@ impl Session<'_> {
         }
         if processes.is_empty() && self.attached.is_empty() {
             warnings.push(
-                "no process said that it was recorded: the program may have ended at once, or was started without the library"
-                    .to_owned(),
+                "no process was recorded: the program ended at once, or it did not load uncopy".to_owned(),
             );
         }
         let default_bytes = Options::default().min_size_bytes as u64;

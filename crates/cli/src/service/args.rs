@@ -15,44 +15,44 @@ pub const OPTIONS: &str = "options";
 const NOTES: &str = "\
 Examples:
   sudo uncopy service redis-server && sudo systemctl restart redis-server
-      From now on Redis runs under uncopy, also when the machine starts again.
+      Run Redis under uncopy from now on, also after a reboot.
   sudo uncopy service nginx -- --lanes --min-size 64K
-      With options of uncopy run.
+      Run nginx under uncopy with options of 'uncopy run'.
   uncopy service --print memcached
-      What would be written, and nothing else.
+      Print the drop-in without writing it.
   sudo uncopy service --remove redis-server && sudo systemctl restart redis-server
-      As it was before.
+      Run Redis without uncopy again.
 
-A drop-in beside the unit (/etc/systemd/system/NAME.service.d/90-uncopy.conf) starts the same commands under
-uncopy run, and gives them what they lack for that: the group uncopy for another user than root, the device
-where the unit has a /dev of its own, the system call where it has a filter. No file of a package is
-touched. NAME may be a template (name@) or one of its instances. Exit status: 0, or 1 if there is no such
-unit, its program cannot be reached or the file not be written, or 2 if the command line is wrong.";
+Writes a drop-in for the unit (/etc/systemd/system/NAME.service.d/90-uncopy.conf), which starts the same commands \
+under 'uncopy run' and grants what the unit lacks for that: the group uncopy if its user is not root, the device if \
+it has a private /dev, system calls if it has a filter. No file of a package changes. NAME may be a template \
+(name@) or one of its instances. Exit status: 0; 1 if there is no such unit, uncopy cannot reach its program, or the \
+file cannot be written; 2 for a wrong command line.";
 
 /// Returns the definition of `uncopy service`.
 pub fn command() -> Command {
     let switch =
         |id: &'static str, help: &'static str| Arg::new(id).long(id).help(help).action(ArgAction::SetTrue);
     Command::new("service")
-        .about("Let a service of systemd run under uncopy")
+        .about("Make a systemd service run under uncopy")
         .override_usage("uncopy service [--user] [--print | --remove] NAME [-- OPTIONS OF RUN]")
-        .arg(Arg::new(NAME).value_name("NAME").help("The service, as systemctl knows it").required(true))
+        .arg(Arg::new(NAME).value_name("NAME").help("The service, as for systemctl").required(true))
         .arg(
             Arg::new(OPTIONS)
                 .value_name("OPTIONS")
-                .help("Options of uncopy run, behind --")
+                .help("Options of 'uncopy run', after --")
                 .num_args(0..)
                 .last(true)
                 .value_parser(value_parser!(OsString)),
         )
-        .arg(switch(PRINT, "Print what would be written").conflicts_with(REMOVE))
-        .arg(switch(REMOVE, "Take back what was written"))
-        .arg(switch(USER, "A service of this user's own service manager"))
+        .arg(switch(PRINT, "Print the drop-in without writing it").conflicts_with(REMOVE))
+        .arg(switch(REMOVE, "Remove the drop-in"))
+        .arg(switch(USER, "A service of this user's manager (systemctl --user)"))
         .arg(
             Arg::new(ROOT_DIRECTORY)
                 .long("root")
                 .value_name("DIR")
-                .help("The system below DIR, for images")
+                .help("Work on the system image below DIR")
                 .value_parser(value_parser!(PathBuf))
                 .value_hint(ValueHint::DirPath),
         )

@@ -41,15 +41,15 @@ impl fmt::Display for DropInError {
             Self::NoCommand => f.write_str("has no ExecStart="),
             Self::OtherName(line) => write!(
                 f,
-                "gives its program another name (ExecStart={line}), which uncopy run cannot; name the program without @"
+                "gives its program another name by @ (ExecStart={line}), which uncopy run cannot do; remove the @"
             ),
             Self::AlreadyWrapped(line) => {
-                write!(f, "is started by uncopy already (ExecStart={line}), not by this command")
+                write!(f, "is already started by uncopy (ExecStart={line}), but not by 'uncopy service'")
             }
             Self::Control(text) => {
                 write!(f, "has a name or a command with control characters, {}", Quoted(OsStr::new(text)))
             }
-            Self::Missing(program) => write!(f, "starts {program}, which is not there"),
+            Self::Missing(program) => write!(f, "starts {program}, which does not exist"),
             Self::Obstacle { program, obstacle } => {
                 write!(f, "starts {program}, which {obstacle}: no library can be preloaded")
             }
@@ -75,7 +75,7 @@ pub struct Context<'a> {
     /// Options of `uncopy run`.
     pub options: &'a [OsString],
     /// Whether the service manager is a user's own, which cannot give groups and devices.
-    pub is_users: bool,
+    pub is_user_manager: bool,
 }
 
 /// Returns the settings that `unit` needs.
@@ -84,14 +84,15 @@ pub fn settings(unit: &Unit, context: &Context) -> Result<Vec<Setting>, DropInEr
     if commands.is_empty() {
         return Err(DropInError::NoCommand);
     }
-    let mut settings = vec![Setting { line: "ExecStart=".to_owned(), why: "what was there is replaced" }];
+    let mut settings =
+        vec![Setting { line: "ExecStart=".to_owned(), why: "clears the commands of the unit" }];
     for command in commands {
         settings.push(Setting {
             line: format!("ExecStart={}", wrap_command(command, context)?),
-            why: "the same command, under uncopy run",
+            why: "the same command under uncopy run",
         });
     }
-    if !context.is_users {
+    if !context.is_user_manager {
         settings.extend(permissions(unit, context));
     }
     Ok(settings)
@@ -180,35 +181,38 @@ fn permissions(unit: &Unit, context: &Context) -> Vec<Setting> {
     let has_other_user = unit.is_on("DynamicUser")
         || unit.value("User").is_some_and(|user| !matches!(user, "" | "root" | "0"));
     if has_other_user {
-        add(format!("SupplementaryGroups={GROUP}"), "its user may open /dev/userfaultfd");
+        add(format!("SupplementaryGroups={GROUP}"), "lets its user open /dev/userfaultfd");
     }
     let has_private_devices = unit.is_on("PrivateDevices");
     if has_private_devices {
-        add(format!("BindPaths={DEVICE}"), "its /dev has this device too (PrivateDevices=)");
+        add(format!("BindPaths={DEVICE}"), "adds the device to its private /dev (PrivateDevices=)");
     }
     // DeviceAllow= alone would refuse every other device.
     let is_restricted = has_private_devices
         || matches!(unit.value("DevicePolicy"), Some("closed" | "strict"))
         || !unit.list("DeviceAllow").is_empty();
     if is_restricted {
-        add(format!("DeviceAllow={DEVICE} rw"), "and may use it");
+        add(format!("DeviceAllow={DEVICE} rw"), "allows the use of the device");
     }
     if !unit.list("NoExecPaths").is_empty() {
         add(
             format!("ExecPaths={} {}", quote_path(context.command), quote_path(context.library)),
-            "uncopy may be executed and its library mapped (NoExecPaths=)",
+            "allows uncopy to be executed and its library to be mapped (NoExecPaths=)",
         );
     }
     let has_option =
         |name: &str| context.options.iter().any(|option| option.as_bytes().starts_with(name.as_bytes()));
     if has_option("--log") && !unit.list("SystemCallFilter").is_empty() {
-        add(format!("SystemCallFilter={CALLS_OF_LOGS}"), "who keeps its logs lets others go first");
+        add(
+            format!("SystemCallFilter={CALLS_OF_LOGS}"),
+            "lets the keeper of its logs lower its own priority",
+        );
     }
     let families = unit.list("RestrictAddressFamilies");
     if (has_option("--lanes") || has_option("--net"))
         && families.first().is_some_and(|first| !first.starts_with('~'))
     {
-        add("RestrictAddressFamilies=AF_UNIX AF_NETLINK".to_owned(), "how lanes find their other end");
+        add("RestrictAddressFamilies=AF_UNIX AF_NETLINK".to_owned(), "lets lanes find their other end");
     }
     settings
 }
@@ -225,7 +229,7 @@ mod tests {
             command: Path::new("/usr/bin/uncopy"),
             library: Path::new("/usr/lib/uncopy/libuncopy.so"),
             options: &options,
-            is_users: false,
+            is_user_manager: false,
         };
         wrap_command(command, &context)
     }
@@ -243,7 +247,7 @@ mod tests {
         for (command, reason) in [
             ("@/bin/sh name", "another name"),
             ("/usr/bin/uncopy run -- /bin/sh", "already"),
-            ("/nonexistent/server", "is not there"),
+            ("/nonexistent/server", "does not exist"),
         ] {
             let refused = words(command, &[]).expect_err(command).to_string();
             assert!(refused.contains(reason), "{refused}");

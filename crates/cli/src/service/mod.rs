@@ -62,7 +62,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     }
     let home = if matches.get_flag(args::USER) {
         let Some(home) = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute()) else {
-            output::print_message("HOME is not set, and units of a user lie below it");
+            output::print_message("HOME is not an absolute path; --user looks for units below it");
             return EXIT_USAGE;
         };
         Some(host.path(home))
@@ -95,7 +95,7 @@ fn check_options(options: &[OsString]) -> Result<(), clap::Error> {
     } else {
         Err(run.error(
             clap::error::ErrorKind::TooManyValues,
-            "only options of run may stand behind --, no command",
+            "only options of 'uncopy run' may follow --, no command",
         ))
     }
 }
@@ -138,7 +138,7 @@ fn sudo() -> &'static str {
 }
 
 fn cannot(what: &str, path: &Path, error: &io::Error) -> String {
-    let hint = if error.raw_os_error() == Some(libc::EACCES) { "; type it again with sudo" } else { "" };
+    let hint = if error.raw_os_error() == Some(libc::EACCES) { "; retry with sudo" } else { "" };
     format!("cannot {what} {}: {}{hint}", Quoted(path.as_os_str()), Reason(error))
 }
 
@@ -152,7 +152,7 @@ fn write(request: &Request, only_prints: bool) -> Result<String, String> {
         command: &command,
         library: &library,
         options: &request.options,
-        is_users: request.home.is_some(),
+        is_user_manager: request.home.is_some(),
     };
     let settings = drop_in::settings(&unit, &context).map_err(|why| format!("{} {why}", unit.name))?;
     let body = body(&settings);
@@ -164,7 +164,7 @@ fn write(request: &Request, only_prints: bool) -> Result<String, String> {
     let path = drop_in_path.host_path();
     if existing(&drop_in_path)? == Existing::Edited {
         return Err(format!(
-            "{} was changed by somebody; remove it, or see what would be written: uncopy service --print {}",
+            "{} was changed by hand; remove it first, or compare it with: uncopy service --print {}",
             Quoted(path.as_os_str()),
             request.name
         ));
@@ -182,13 +182,13 @@ fn write(request: &Request, only_prints: bool) -> Result<String, String> {
     {
         let _ = writeln!(
             message,
-            "the group uncopy is missing, without which the service does not start; make it first: {}groupadd --system uncopy, \
-             and see uncopy doctor",
+            "the service cannot start without the group uncopy; create it first: {}groupadd --system uncopy; then see \
+             'uncopy doctor'",
             sudo()
         );
     }
     if let Some(command) = request.reload() {
-        let _ = writeln!(message, "systemd does not know of it yet: {command}");
+        let _ = writeln!(message, "systemd was not reloaded; type: {command}");
     }
     let _ = writeln!(
         message,
@@ -219,10 +219,12 @@ fn remove(request: &Request) -> Result<String, String> {
     let drop_in_path = request.drop_in_path(&name);
     let path = drop_in_path.host_path();
     match existing(&drop_in_path)? {
-        Existing::Missing => return Ok(format!("{name} does not run under uncopy by this command\n")),
+        Existing::Missing => {
+            return Ok(format!("{name} has no drop-in of 'uncopy service'; nothing was removed\n"));
+        }
         Existing::Edited => {
             return Err(format!(
-                "{} was changed by somebody; if nothing in it is needed: {}rm {}",
+                "{} was changed by hand; if you do not need it, type: {}rm {}",
                 Quoted(path.as_os_str()),
                 sudo(),
                 path.display()
@@ -233,7 +235,7 @@ fn remove(request: &Request) -> Result<String, String> {
     drop_in_path.remove().map_err(|error| cannot("remove", &path, &error))?;
     let mut message = format!("removed {}\n", path.display());
     if let Some(command) = request.reload() {
-        let _ = writeln!(message, "systemd does not know of it yet: {command}");
+        let _ = writeln!(message, "systemd was not reloaded; type: {command}");
     }
     let _ = writeln!(message, "next: {} restart {}", request.systemctl(), name.trim_end_matches(".service"));
     Ok(message)

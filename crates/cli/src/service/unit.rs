@@ -56,7 +56,7 @@ impl fmt::Display for UnitError {
                 if root != Path::new("/") {
                     write!(f, " below {}", Quoted(root.as_os_str()))?;
                 }
-                f.write_str("; systemctl list-unit-files lists those that there are")
+                f.write_str("; list the units with: systemctl list-unit-files")
             }
             Self::Masked(name) => write!(f, "{name} is masked; unmask it with: sudo systemctl unmask {name}"),
             Self::Illegal(name) => write!(f, "{} is not the name of a service", Quoted(OsStr::new(name))),

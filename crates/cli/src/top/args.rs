@@ -9,26 +9,25 @@ pub const INTERVAL: &str = "interval";
 const NOTES: &str = "\
 Examples:
   uncopy top
-      What runs under uncopy, live.
+      Show the processes of this user.
   sudo uncopy top nginx
-      Only processes of this name, of all users.
+      Show only processes of this name, of all users.
 
-Keys: up and down select a process, whose measurements and call sites stand below; < and > choose what the list is
-sorted by; space holds the picture; + and - change how often it looks; q ends.
+Keys: up and down select the process whose measurements and call sites are shown below the list; < and > choose \
+the column to sort by; space pauses; + and - change the interval; q quits.
 
-STATE and MEMORY are those of 'uncopy ps'. CPU is the process's processor time. SAVES is what it would need on top
-of that without eliding, from what was measured in the process itself; ? until enough has passed. Call sites are
-known of processes that 'uncopy run --explain' started. Exit status: 0, or 1 without a terminal, or 2 if the
-command line is wrong.";
+STATE and MEMORY are those of 'uncopy ps'. CPU% is the processor time that the process uses. SAVES% is what it \
+would use in addition without eliding, as measured in the process; ? means not measured yet. Call sites are shown \
+for processes that 'uncopy run --explain' started. Exit status: 0; 1 without a terminal; 2 for a wrong command line.";
 
 /// Returns the definition of `uncopy top`.
 pub fn command() -> Command {
     Command::new("top")
-        .about("Watch the processes under uncopy, and what it does for each")
+        .about("Show the processes under uncopy live, with rates and call sites")
         .arg(
             Arg::new(PROCESSES)
                 .value_name("PID|NAME")
-                .help("Only these [default: all of this user; for root: of all users]")
+                .help("Show only these [default: all of this user, or for root of all users]")
                 .num_args(0..)
                 .allow_negative_numbers(true)
                 .value_parser(value_parser!(OsString)),
@@ -38,7 +37,7 @@ pub fn command() -> Command {
                 .long(INTERVAL)
                 .short('i')
                 .value_name("S")
-                .help("Look every S seconds")
+                .help("Refresh every S seconds")
                 .default_value("1")
                 .value_parser(value_parser!(u32).range(1..=3600)),
         )

@@ -12,7 +12,7 @@ use uncopy_core::stats::Counter;
 /// program under uncopy.
 const RECHECK_AFTER: Duration = Duration::from_secs(5);
 /// Number of rates kept for a process.
-pub const HISTORY: usize = 120;
+pub const MAX_HISTORY: usize = 120;
 
 /// Process with its rates.
 pub struct Row {
@@ -64,7 +64,7 @@ impl Row {
             self.cpu = (cpu_s - self.cpu_s).max(0.0) / elapsed_s;
             self.cpu_s = cpu_s;
         }
-        if self.history.len() == HISTORY {
+        if self.history.len() == MAX_HISTORY {
             self.history.remove(0);
         }
         self.history.push(truncate(self.elided));
@@ -73,7 +73,7 @@ impl Row {
 
     /// Returns the additional processors that the process would need without eliding; `None` if not
     /// measured yet.
-    pub fn saves(&self) -> Option<f64> {
+    pub fn saved_cpu(&self) -> Option<f64> {
         let standing = self.process.elision().filter(|standing| standing.finding != Finding::Unknown)?;
         let is_plausible = standing.ratio.is_finite() && standing.ratio > 0.0;
         let without = if standing.is_on && is_plausible { self.cpu / standing.ratio } else { self.cpu };
@@ -123,7 +123,7 @@ impl Order {
             Self::Faults => row.faults,
             Self::Memory => row.process.memory_bytes() as f64,
             Self::Cpu => row.cpu,
-            Self::Saves => row.saves().unwrap_or(f64::MIN),
+            Self::Saves => row.saved_cpu().unwrap_or(f64::MIN),
             Self::Pid => -f64::from(row.process.pid),
         };
         key(right).total_cmp(&key(left)).then(left.process.pid.cmp(&right.process.pid))
@@ -198,10 +198,10 @@ pub mod tests {
 
     #[test]
     fn what_is_saved_follows_from_what_was_measured() {
-        assert_eq!(row(1, "a", 1, None).saves(), None);
-        let saves = row(1, "a", 1, Some(0.5)).saves().expect("measured");
+        assert_eq!(row(1, "a", 1, None).saved_cpu(), None);
+        let saves = row(1, "a", 1, Some(0.5)).saved_cpu().expect("measured");
         assert!((saves - 0.5).abs() < 1e-9, "{saves}");
-        assert_eq!(row(1, "a", 1, Some(f64::NAN)).saves(), Some(0.0));
+        assert_eq!(row(1, "a", 1, Some(f64::NAN)).saved_cpu(), Some(0.0));
     }
 
     #[test]

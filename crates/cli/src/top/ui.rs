@@ -1,8 +1,8 @@
 //! Layout and widgets of `uncopy top`.
 
 use super::rates::{Order, Rates, Row as Rate, truncate};
+use crate::explain::describe;
 use crate::explain::sites::Site;
-use crate::explain::words;
 use crate::processes::State;
 use crate::table::bytes;
 use crate::{os, ps};
@@ -70,7 +70,7 @@ impl Ui<'_> {
         if let Some(row) = rows.get(self.selected).filter(|_| detail > 0) {
             self.detail(frame, below, row);
         }
-        let help = " q quit   ↑ ↓ select   < > sort   space hold   + - interval";
+        let help = " q quit   ↑ ↓ select   < > sort   space pause   + - interval";
         frame.render_widget(Paragraph::new(help).style(Style::new().add_modifier(Modifier::DIM)), keys);
     }
 
@@ -81,18 +81,18 @@ impl Ui<'_> {
             1 => "1 process".to_owned(),
             count => format!("{count} processes"),
         };
-        let held = if self.is_paused { ", held" } else { "" };
+        let paused = if self.is_paused { ", paused" } else { "" };
         let memory: u64 = rows.iter().map(|row| row.process.memory_bytes()).sum();
         vec![
-            Line::from(format!("uncopy top: {count} under uncopy, every {} s{held}", self.interval_s)),
+            Line::from(format!("uncopy top: {count} under uncopy, every {} s{paused}", self.interval_s)),
             Line::from(format!(
-                "elided {}/s, copied {}/s, {:.0} faults/s, {} kept, {:.0} % CPU, saves {:.0} %",
+                "elided {}/s, copied {}/s, {:.0} faults/s, {} memory, {:.0} % CPU, saves {:.0} %",
                 short_bytes(sum(|row| row.elided)),
                 short_bytes(sum(|row| row.copied)),
                 sum(|row| row.faults),
                 bytes(memory),
                 100.0 * sum(|row| row.cpu),
-                100.0 * rows.iter().filter_map(Rate::saves).sum::<f64>(),
+                100.0 * rows.iter().filter_map(Rate::saved_cpu).sum::<f64>(),
             )),
         ]
     }
@@ -131,7 +131,8 @@ impl Ui<'_> {
                 format!("{:>8.0}", row.faults),
                 format!("{:>9}", short_bytes(process.memory_bytes() as f64)),
                 format!("{:>6.1}", 100.0 * row.cpu),
-                row.saves().map_or_else(|| format!("{:>6}", "?"), |saves| format!("{:>6.1}", 100.0 * saves)),
+                row.saved_cpu()
+                    .map_or_else(|| format!("{:>6}", "?"), |saved| format!("{:>6.1}", 100.0 * saved)),
                 process.name.clone(),
             ]);
             Row::new(cells)
@@ -145,7 +146,7 @@ impl Ui<'_> {
 
     fn detail(&self, frame: &mut Frame<'_>, area: Rect, row: &Rate) {
         let process = &row.process;
-        let up = process.up_s.map(|up_s| format!(", up {}", ps::age(up_s))).unwrap_or_default();
+        let up = process.up_s.map(|up_s| format!(", up {}", ps::format_age(up_s))).unwrap_or_default();
         let title = format!(" {} ({}): {}{up} ", process.name, process.pid, process.state().name());
         let block = Block::new().borders(Borders::TOP).title(title);
         let inner = block.inner(area);
@@ -178,7 +179,7 @@ impl Ui<'_> {
                         "{:>9} {:>9} {:<15} {name}",
                         short_bytes(get(Field::ElidedBytes)),
                         short_bytes(get(Field::CopiedBytes)),
-                        words::state(&site.entry),
+                        describe::state(&site.entry),
                     ))
                 }));
             }

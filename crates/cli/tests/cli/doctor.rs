@@ -55,7 +55,7 @@ fn table_is_plain_text_and_ends_with_verdict_and_next_command() {
     assert!(last.starts_with("verdict: uncopy run will be inactive for sh: "), "{last}");
     assert!(last.contains("; next: "), "{last}");
     assert!(text.contains("missing  libuncopy.so not found in "), "{text}");
-    assert!(text.contains("mend: make build\n"), "{text}");
+    assert!(text.contains("fix: make build\n"), "{text}");
     assert_eq!(finished.code, Some(1));
 }
 
@@ -182,7 +182,7 @@ fn packaged_programs_are_judged_by_what_they_consist_of() {
         assert!(report["verdict"].as_str().is_some_and(|verdict| verdict.starts_with("probably not: ")));
     }
     if let Some(report) = of_packaged(&stage, TEST, "/usr/bin/true") {
-        assert!(found(&report, "calls of libc").contains("nothing that uncopy stands in front of receives"));
+        assert!(found(&report, "calls of libc").contains("calls no hooked function that receives"));
         assert_eq!(report["worth"], "probably not", "{report:#}");
     }
 }
@@ -232,7 +232,7 @@ fn functions_that_a_program_has_itself_are_told() {
         return skip(TEST, why);
     }
     let (report, _) = report(&stage, &["--", "./own-memcpy"]);
-    assert!(found(&report, "own functions").starts_with("it has memcpy itself"), "{report:#}");
+    assert!(found(&report, "own functions").starts_with("defines memcpy itself"), "{report:#}");
     assert_eq!(report["worth"], "probably not", "{report:#}");
 }
 
@@ -253,7 +253,7 @@ fn a_stored_profile_decides_unless_the_program_is_newer_or_it_is_damaged() {
     assert!(found(&saves, "profile").contains("would save about 16 %"), "{saves:#}");
     assert_eq!(saves["worth"], "worth trying");
     if saves["active"] == true {
-        assert_eq!(saves["verdict"], "worth trying: its profile says that it saves 16 % of its CPU time");
+        assert_eq!(saves["verdict"], "worth trying: its profile predicts a saving of 16 % of its CPU time");
         assert_eq!(saves["next"], "uncopy run -- ./redis-server --port 1");
     }
     let little = sample.replacen("\"ratio\": 1.19", "\"ratio\": 1.01", 1);
@@ -272,7 +272,7 @@ fn a_stored_profile_decides_unless_the_program_is_newer_or_it_is_damaged() {
     let touched = Command::new("touch").args(["-d", "2001-01-01"]).arg(&old).status();
     assert!(touched.is_ok_and(|status| status.success()));
     let (older, _) = report(&stage, &["--", "./redis-server"]);
-    assert!(found(&older, "profile").ends_with("but the program is newer than it"), "{older:#}");
+    assert!(found(&older, "profile").ends_with("but the program is newer than this profile"), "{older:#}");
     assert_eq!(older["worth"], "probably not", "an old profile decides nothing");
 }
 

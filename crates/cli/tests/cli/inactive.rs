@@ -38,7 +38,7 @@ fn library_in_a_directory_that_preloading_cannot_name_is_said() {
     fs::copy(plain.path("libuncopy.so"), stage.path("libuncopy.so")).expect("copied");
     let finished = finish(&mut stage.uncopy(&["run", "--", "sh", "-c", SHOW]));
     assert_eq!(finished.text(), "preload= fd=\n");
-    assert!(finished.errors.contains("LD_PRELOAD cannot carry a path with a space"), "{}", finished.errors);
+    assert!(finished.errors.contains("LD_PRELOAD cannot hold a path with a space"), "{}", finished.errors);
 }
 
 #[test]

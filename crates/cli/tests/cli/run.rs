@@ -69,7 +69,7 @@ fn scripts_with_and_without_interpreter_line_run() {
 fn bad_values_name_the_value_and_the_range_and_nothing_runs() {
     let stage = Stage::new("values");
     let size = "a size from 4K to 1G, as 65536, 64K or 1MiB";
-    let file = "a file in a directory that exists, or -";
+    let file = "a file in an existing directory, or -";
     for (option, value, legal) in [
         ("--min-size", "1", size),
         ("--min-size", "-1", size),

@@ -145,7 +145,7 @@ fn what_cannot_work_is_refused_and_nothing_is_written() {
         ("nginx.socket", "is not the name of a service"),
         ("empty", "empty.service has no ExecStart="),
         ("cleared", "cleared.service has no ExecStart="),
-        ("gone", "gone.service starts /usr/sbin/gone, which is not there"),
+        ("gone", "gone.service starts /usr/sbin/gone, which does not exist"),
         ("named", "another name"),
         ("twice", "already"),
         ("masked", "masked.service is masked"),
@@ -177,7 +177,7 @@ fn a_drop_in_that_somebody_changed_stays() {
     for words in [&["web"][..], &["--remove", "web"]] {
         let refused = service(&stage, &root, words);
         assert_eq!(refused.code, Some(1), "{words:?}");
-        assert!(refused.errors.contains("was changed by somebody"), "{}", refused.errors);
+        assert!(refused.errors.contains("was changed by hand"), "{}", refused.errors);
         assert_eq!(fs::read_to_string(&path).expect("there"), edited);
     }
 }

@@ -199,8 +199,5 @@ fn another_users_process_is_not_readable() {
     let Some(mut command) = stage.unprivileged(TEST, &["stats", &pid]) else { return };
     let finished = finish(&mut command);
     assert_eq!(finished.code, Some(1));
-    assert_eq!(
-        finished.errors,
-        format!("uncopy: process {pid} belongs to user 0; type it again with sudo\n")
-    );
+    assert_eq!(finished.errors, format!("uncopy: process {pid} belongs to user 0; retry with sudo\n"));
 }

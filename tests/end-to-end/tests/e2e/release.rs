@@ -81,7 +81,7 @@ fn a_process_that_has_made_no_views() {
     let stepped = SteppedProgram::start(&scratch, FOREIGN, "idle_until_input", Mode::Auto);
     let pid = stepped.running.pid();
     for _ in 0..2 {
-        let text = format!("process {pid} has made no views yet; release it again once it has\n");
+        let text = format!("process {pid} has elided nothing yet; release it again once it has\n");
         assert_eq!(uncopy(&scratch, "release", pid), (Some(0), text, String::new()));
     }
     let _ = stepped.finish_successfully();

@@ -336,7 +336,7 @@ fn links_in_an_image_do_not_lead_out_of_it() {
     std::os::unix::fs::symlink("../../../../../../../../bin/sh", root.join("usr/sbin/server"))
         .expect("planted");
     let done = run(&scratch, "! $uncopy service --root root --print web");
-    assert!(done.errors.contains("which is not there"), "{}", done.errors);
+    assert!(done.errors.contains("which does not exist"), "{}", done.errors);
 }
 
 #[test]

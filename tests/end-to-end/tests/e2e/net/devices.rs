@@ -66,10 +66,10 @@ fn killed_service_releases_its_device_for_the_next() {
         assert_eq!(done.status.code(), Some(1));
         assert!(done.text().contains(why), "{}", done.text());
     };
-    expect_refused("near", "somebody has its queue 0; end that, or give another: --xdp near:QUEUE");
-    expect_refused("near:7", "it has no queue 7; ethtool -l near says how many it has");
+    expect_refused("near", "queue 0 is in use; end its user, or give another: --xdp near:QUEUE");
+    expect_refused("near:7", "it has no queue 7; ethtool -l near shows the number of queues");
     expect_refused("other", "there is no such device; ip link lists them");
-    expect_refused("lo", "it is no Ethernet device");
+    expect_refused("lo", "it is not an Ethernet device");
     service.kill();
     wait_until("the device without a program", || (!veth_pair.has_program(&scratch)).then_some(()));
     let next = start_service("near");
@@ -127,9 +127,9 @@ wait $second
         .finish(LIMIT);
     assert!(done.status.success(), "{}", done.text());
     for message in [
-        "type it again with sudo, or make one for this user: sudo ip tuntap add utun0 mode tun user 0",
-        "utun0 is not ready, and making it so takes CAP_NET_ADMIN; type: sudo ip link set utun0 mtu 4148",
-        "the kernel looks for 10.77.0.3 at utun0, which has 10.77.0.1/24; give an --address in a network of its own",
+        "retry with sudo, or create it for this user: sudo ip tuntap add utun0 mode tun user 0",
+        "utun0 is not configured, which needs CAP_NET_ADMIN; type: sudo ip link set utun0 mtu 4148",
+        "the kernel routes 10.77.0.3 to utun0, which has 10.77.0.1/24; give an --address in another network",
     ] {
         assert!(done.text().contains(message), "{}", done.text());
     }

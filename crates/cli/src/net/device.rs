@@ -27,12 +27,12 @@ fn tun_error(name: &str, error: &io::Error) -> String {
             "there is no /dev/net/tun: load the module (modprobe tun), or give the container the device"
                 .to_owned()
         }
-        Some(libc::EACCES) => "/dev/net/tun is not for this user; type it again with sudo".to_owned(),
+        Some(libc::EACCES) => "/dev/net/tun cannot be opened by this user; retry with sudo".to_owned(),
         Some(libc::EPERM) => format!(
-            "making a TUN device takes CAP_NET_ADMIN; type it again with sudo, or make one for this user: sudo ip tuntap add {name} mode tun user {}",
+            "creating a TUN device needs CAP_NET_ADMIN; retry with sudo, or create it for this user: sudo ip tuntap add {name} mode tun user {}",
             os::effective_user_id()
         ),
-        Some(libc::EBUSY) => format!("somebody has a device {name}; give another --tun"),
+        Some(libc::EBUSY) => format!("device {name} is in use; give another name by --tun"),
         _ => format!("--tun {name}: {}", Reason(error)),
     }
 }
@@ -62,7 +62,7 @@ pub fn open_tun(
     for prefix in prefixes {
         if let Some((other, address, bits)) = conflicting_device(name, prefix) {
             return Err(format!(
-                "the kernel looks for {} at {other}, which has {address}/{bits}; give an --address in a network of its own",
+                "the kernel routes {} to {other}, which has {address}/{bits}; give an --address in another network",
                 prefix.service_address
             ));
         }
@@ -75,7 +75,7 @@ pub fn open_tun(
             for (address, bits) in kernel_addresses {
                 let _ = write!(ready, "; sudo ip address replace {address}/{bits} dev {name}");
             }
-            format!("{name} is not ready, and making it so takes CAP_NET_ADMIN; type: {ready}")
+            format!("{name} is not configured, which needs CAP_NET_ADMIN; type: {ready}")
         }
         _ => format!("{name} cannot be set up: {}", Reason(&error)),
     })?;
@@ -111,10 +111,8 @@ pub fn open_xdp(
     {
         return Err(format!("--peer {router} is the service's own address"));
     }
-    if let Some(router) =
-        routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.contains(**router)))
-    {
-        return Err(format!("--peer {router} is in no network of --address"));
+    if let Some(router) = routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.contains(**router))) {
+        return Err(format!("--peer {router} is not in a network of --address"));
     }
     let link = Xdp::open(&Settings { device, queue, own: &own, routers })
         .map_err(|failed| xdp_error(device, queue, &failed))?;
@@ -145,37 +143,36 @@ fn xdp_error(device: &str, queue: u32, failed: &uncopy_link::xdp::SetupError) ->
         (SetupStep::Device, Some(libc::ENODEV)) => {
             format!("--xdp {device}: there is no such device; ip link lists them")
         }
-        (SetupStep::Ethernet, _) => format!("--xdp {device}: it is no Ethernet device"),
+        (SetupStep::Ethernet, _) => format!("--xdp {device}: it is not an Ethernet device"),
         (SetupStep::Up, _) => format!("--xdp {device}: it is down; type: ip link set {device} up"),
         (SetupStep::Mtu(bytes), _) => format!(
-            "--xdp {device}: its packets have {bytes} bytes, and AF_XDP takes {MAX_MTU_BYTES}; type: ip link set {device} mtu 1500"
+            "--xdp {device}: its MTU is {bytes} bytes, and must be at most {MAX_MTU_BYTES}; type: ip link set {device} mtu 1500"
         ),
         (SetupStep::Socket, Some(libc::EAFNOSUPPORT)) => {
             "this kernel has no AF_XDP (CONFIG_XDP_SOCKETS); use --tun".to_owned()
         }
         (SetupStep::Program, Some(libc::ENOSYS | libc::EINVAL)) => {
-            "this kernel has no programs for AF_XDP (CONFIG_BPF_SYSCALL, Linux 5.9); use --tun".to_owned()
+            "this kernel cannot load XDP programs (CONFIG_BPF_SYSCALL, Linux 5.9); use --tun".to_owned()
         }
         (SetupStep::Attachment, Some(libc::EINVAL)) => {
             "this kernel cannot attach XDP programs by links (Linux 5.9); use --tun".to_owned()
         }
         (_, Some(libc::EPERM | libc::EACCES)) => {
-            "AF_XDP takes CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; type it again with sudo".to_owned()
+            "AF_XDP needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; retry with sudo".to_owned()
         }
         (SetupStep::Memory, Some(libc::ENOBUFS | libc::ENOMEM)) => {
-            "AF_XDP locks 16 MiB of memory, and less is allowed (ulimit -l); type it again with sudo"
-                .to_owned()
+            "AF_XDP locks 16 MiB of memory, more than 'ulimit -l' allows; retry with sudo".to_owned()
         }
         (SetupStep::Queue, Some(libc::EBUSY)) => {
             format!(
-                "--xdp {device}: somebody has its queue {queue}; end that, or give another: --xdp {device}:QUEUE"
+                "--xdp {device}: queue {queue} is in use; end its user, or give another: --xdp {device}:QUEUE"
             )
         }
         (SetupStep::Queue, Some(libc::EINVAL)) => {
-            format!("--xdp {device}: it has no queue {queue}; ethtool -l {device} says how many it has")
+            format!("--xdp {device}: it has no queue {queue}; ethtool -l {device} shows the number of queues")
         }
         (SetupStep::Attachment, Some(libc::EBUSY | libc::EEXIST)) => {
-            format!("--xdp {device}: it has an XDP program; ip link show {device} names it")
+            format!("--xdp {device}: another XDP program is attached; ip link show {device} names it")
         }
         (step, _) => format!("--xdp {device}: {step:?}: {reason}"),
     }
@@ -194,10 +191,12 @@ fn capture_file(path: &Path) -> io::Result<File> {
     })?;
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     if found.uid() != os::effective_user_id() || found.nlink() != 1 {
-        return Err(io::Error::other("it is another user's file, or has a second name; give a new one"));
+        return Err(io::Error::other(
+            "it belongs to another user or has a second hard link; give a new file",
+        ));
     }
     file.set_permissions(Permissions::from_mode(0o600))?;
     file.set_len(0)?;

@@ -1,9 +1,9 @@
 //! Evaluates an earlier profile of the program, from the default path of `uncopy profile`.
 
 use super::Check;
-use super::worth::Verdict;
+use super::verdict::Verdict;
 use crate::output::Quoted;
-use crate::profile::out::{ReadError, default_name, read_profile};
+use crate::profile::file::{ReadError, default_name, read_profile};
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -35,7 +35,7 @@ pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Opti
     let told = format!("{quoted}: {}", found.sentence.trim_end_matches('.'));
     let is_older = written.ok().zip(changed.ok()).is_some_and(|(written, changed)| written < changed);
     if is_older {
-        let check = Check::warning(NAME, format!("{told}; but the program is newer than it"));
+        let check = Check::warning(NAME, format!("{told}; but the program is newer than this profile"));
         return Some((check, None));
     }
     let implied = match found.benefit {
@@ -43,14 +43,14 @@ pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Opti
         verdict::Benefit::Saves => Some(Verdict {
             is_worth_trying: true,
             why: format!(
-                "its profile says that it saves {} of its CPU time",
+                "its profile predicts a saving of {} of its CPU time",
                 percent(1.0 - verdict::cpu_ratio(&profile).0)
             ),
             next: format!("uncopy run -- {command}"),
         }),
         verdict::Benefit::Little => Some(Verdict {
             is_worth_trying: false,
-            why: "its profile says that it makes little difference".to_owned(),
+            why: "its profile predicts little difference".to_owned(),
             next: format!("uncopy report {quoted}"),
         }),
     };

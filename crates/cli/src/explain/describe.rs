@@ -5,8 +5,8 @@ use uncopy_core::ledger::{Entry, Field};
 use uncopy_core::policy::SiteKind;
 use uncopy_profile::format::bytes;
 
-/// Returns the sizes of a class, such as `64K-128K`.
-pub fn sizes(size_class: u32) -> String {
+/// Returns the range of sizes of a class, such as `64K-128K`.
+pub fn size_range(size_class: u32) -> String {
     let power = |exponent: u32| bytes(1u64.checked_shl(exponent).unwrap_or(u64::MAX));
     match size_class {
         0 => "0".to_owned(),
@@ -50,10 +50,13 @@ pub fn reason(entry: &Entry) -> String {
     let refusals = [
         (Field::Plain, plain_reason(entry.kind)),
         (Field::Small, "too little of it could be elided to pay for the tracking"),
-        (Field::Withheld, "left out because it does not pay, or to see whether it does"),
+        (
+            Field::Withheld,
+            "not elided because trials found that it does not pay, or to measure whether it does",
+        ),
         (Field::Off, "switched off, because it cost more than it saved"),
-        (Field::Refused, "the buffer can hold no views, or there was no memory"),
-        (Field::Roomy, "the buffer has far more room than ever arrives"),
+        (Field::Refused, "the buffer cannot hold views, or memory ran out"),
+        (Field::Roomy, "the buffer is far larger than what arrives in it"),
     ];
     for (field, why) in refusals {
         match get(field) {
@@ -70,14 +73,14 @@ pub fn reason(entry: &Entry) -> String {
         parts.push(format!("switched off {}{again}", count(get(Field::SwitchedOff), "time")));
     }
     if get(Field::Shared) > 0 {
-        parts.push("several sites share this entry: there was no room for more".to_owned());
+        parts.push("several sites share this entry, because the table is full".to_owned());
     }
     parts.join("; ")
 }
 
 const fn plain_reason(kind: SiteKind) -> &'static str {
     match kind {
-        SiteKind::Copy => "its bytes are the program's own, not a view of something received",
+        SiteKind::Copy => "the program made these bytes itself, so they are not a view of an input",
         SiteKind::Input | SiteKind::Allocation => "nothing to elide",
     }
 }
@@ -87,16 +90,16 @@ fn describe_balance(entry: &Entry) -> String {
     let (saved, spent) = (entry.get(Field::SavedNs), entry.get(Field::SpentNs));
     let (elided, faults) = (entry.get(Field::Elided), entry.get(Field::Faults));
     let mut text = match (saved > spent, entry.kind) {
-        (true, _) => "by its own account it saved more than it cost".to_owned(),
-        (false, SiteKind::Input) if saved == 0 => "no copy passed on what was received here".to_owned(),
-        (false, _) => "by its own account it cost more than it saved".to_owned(),
+        (true, _) => "estimated to have saved more than it cost".to_owned(),
+        (false, SiteKind::Input) if saved == 0 => "no copy of what was received here was elided".to_owned(),
+        (false, _) => "estimated to have cost more than it saved".to_owned(),
     };
     if faults > 0 {
         let pages = entry.get(Field::FaultPages);
         // Writing to a String cannot fail.
         let _ = write!(
             text,
-            ": {} of the program on {} after {}",
+            ": the program caused {} on {} after {}",
             count(faults, "fault"),
             count(pages, "page"),
             count(elided, "elided call")
@@ -113,14 +116,14 @@ fn learned(head: u64, tail: u64) -> String {
         }
     });
     let ends: Vec<String> = ends.into_iter().flatten().collect();
-    format!("copies what the program touches ({})", ends.join(" and "))
+    format!("copies the pages that the program touches ({})", ends.join(" and "))
 }
 
 fn allocation(entry: &Entry) -> String {
     let (calls, held) = (entry.get(Field::Calls), entry.get(Field::Elided));
     let mut text = match held {
-        0 => "no block held a view until freed".to_owned(),
-        _ => format!("{held} of {} held a view until freed", count(calls, "block")),
+        0 => "no block still held a view when freed".to_owned(),
+        _ => format!("{held} of {} still held a view when freed", count(calls, "block")),
     };
     let (faults, pages) = (entry.get(Field::Faults), entry.get(Field::FaultPages));
     if faults > 0 {
@@ -135,15 +138,15 @@ mod tests {
 
     #[test]
     fn sizes_are_told_by_their_bounds() {
-        assert_eq!([0, 1, 17, 64].map(sizes), ["0", "1-2", "64K-128K", "8192P-16383P"]);
+        assert_eq!([0, 1, 17, 64].map(size_range), ["0", "1-2", "64K-128K", "8192P-16383P"]);
     }
 
     #[test]
     fn learned_pages_are_counted_from_both_ends() {
-        assert_eq!(learned(0b1011, 0), "copies what the program touches (3 of the first 4 pages)");
+        assert_eq!(learned(0b1011, 0), "copies the pages that the program touches (3 of the first 4 pages)");
         assert_eq!(
             learned(1, 1),
-            "copies what the program touches (1 of the first 1 page and 1 of the last 1 page)"
+            "copies the pages that the program touches (1 of the first 1 page and 1 of the last 1 page)"
         );
     }
 }

@@ -1,6 +1,6 @@
 //! Verdict on whether uncopy is worth trying for a program, reached before it runs.
 
-use super::contents::Findings;
+use super::binary::Findings;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
@@ -28,7 +28,7 @@ impl Verdict {
                 Self {
                     is_worth_trying: true,
                     why: format!(
-                        "uncopy reaches what {program} copies{but}; whether that is much a profile says"
+                        "uncopy reaches what {program} copies{but}; a profile shows how much that is"
                     ),
                     next,
                 }

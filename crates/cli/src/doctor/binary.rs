@@ -112,7 +112,7 @@ struct Library {
 }
 
 /// Inspected program with its libraries.
-pub struct Contents<'a> {
+pub struct Binary<'a> {
     path: &'a Path,
     is_go: bool,
     /// `None` if the file has no symbol table.
@@ -162,7 +162,7 @@ fn loaded_libraries(program: &Path) -> Option<Vec<PathBuf>> {
     listing.status.success().then(|| listing.stdout.split(|byte| *byte == b'\n').filter_map(path).collect())
 }
 
-impl<'a> Contents<'a> {
+impl<'a> Binary<'a> {
     /// Inspects a program and its libraries.
     pub fn inspect(image: &Image<&File>, path: &'a Path) -> Self {
         let wanted = wanted_symbols();
@@ -218,18 +218,16 @@ impl<'a> Contents<'a> {
     fn language(&self, findings: &mut Findings) -> Option<Check> {
         const NAME: &str = "language";
         let mut reject = |language: &str| {
-            findings.blocker = Some(format!("it is a {language} program, whose own copies are not reached"));
+            findings.blocker =
+                Some(format!("it is a {language} program, and uncopy reaches only copies by C code"));
         };
         if self.is_go {
             reject("Go");
-            return Some(Check::warning(
-                NAME,
-                "Go: only its C parts are reached, its own copies and I/O are not",
-            ));
+            return Some(Check::warning(NAME, "Go: uncopy reaches only C code, not Go's own copies and I/O"));
         }
         if self.has_library_or_symbol("libjli.so", JAVA) {
             reject("Java");
-            return Some(Check::warning(NAME, "Java: only its C parts are reached, its own copies are not"));
+            return Some(Check::warning(NAME, "Java: uncopy reaches only C code, not Java's own copies"));
         }
         let name = self.path.file_name().unwrap_or_default();
         let language = if self.has_library_or_symbol("libpython", PYTHON) || has_prefix(name, "python") {
@@ -240,7 +238,7 @@ impl<'a> Contents<'a> {
             return None;
         };
         let found = format!(
-            "{language}: what its C parts call of libc is reached; which modules a script loads shows only when it runs"
+            "{language}: uncopy reaches the libc calls of C code; modules that a script loads later are not checked"
         );
         Some(Check::ok(NAME, found))
     }
@@ -265,7 +263,7 @@ impl<'a> Contents<'a> {
         let mut missing = Vec::new();
         for (what, functions) in all {
             let Some(found) = self.imports(functions) else {
-                return Check::warning(NAME, "not known: the file has no table of symbols");
+                return Check::warning(NAME, "unknown: the file has no symbol table");
             };
             if found.is_empty() {
                 missing.push(what)
@@ -278,9 +276,9 @@ impl<'a> Contents<'a> {
         }
         // Copies may be elided without outputs.
         let is_blocker = missing != ["sends"];
-        let missing = format!("nothing that uncopy stands in front of {}", missing.join(" or "));
+        let missing = format!("calls no hooked function that {}", missing.join(" or "));
         if is_blocker && findings.blocker.is_none() {
-            findings.blocker = Some(format!("among what it calls, {missing}"));
+            findings.blocker = Some(format!("it {missing}"));
         }
         parts.push(missing);
         Check::warning(NAME, parts.join("; "))
@@ -294,7 +292,7 @@ impl<'a> Contents<'a> {
         (!own.is_empty()).then(|| {
             Check::warning(
                 "own functions",
-                format!("it has {} itself: calls of them are not reached", own.join(", ")),
+                format!("defines {} itself: uncopy does not reach these calls", own.join(", ")),
             )
         })
     }
@@ -309,8 +307,8 @@ impl<'a> Contents<'a> {
             return Check::warning(
                 NAME,
                 format!(
-                    "linked into the program{known}: large blocks cannot come from the block heap, and hold views only where \
-                     PROCMAP_QUERY works"
+                    "linked into the program{known}: large allocations cannot come from uncopy's block heap, and copies \
+                     into them are elided only where PROCMAP_QUERY works"
                 ),
             );
         }
@@ -320,7 +318,7 @@ impl<'a> Contents<'a> {
             if let Some(why) = why_heap_is_unused(&files) {
                 return Check::warning(
                     NAME,
-                    format!("large blocks stay with the program's allocator, because {why}"),
+                    format!("large allocations stay with the program's allocator, because {why}"),
                 );
             }
         }
@@ -328,10 +326,11 @@ impl<'a> Contents<'a> {
             Some((allocator.name, display_name(&self.library(allocator.library)?.name)))
         });
         match linked {
-            Some((name, library)) => {
-                Check::ok(NAME, format!("{name} ({library}); large blocks come from the block heap"))
-            }
-            None => Check::ok(NAME, "glibc; large blocks come from the block heap"),
+            Some((name, library)) => Check::ok(
+                NAME,
+                format!("{name} ({library}); large allocations come from uncopy's block heap"),
+            ),
+            None => Check::ok(NAME, "glibc; large allocations come from uncopy's block heap"),
         }
     }
 
@@ -356,22 +355,22 @@ impl<'a> Contents<'a> {
         let ktls = match (has_ktls, kernel_has_tls()) {
             (false, _) => String::new(),
             (true, true) => {
-                "; with kTLS, which this kernel has, the kernel encrypts if the program asks for it: a profile \
-                             shows what is copied then"
+                "; if the program uses kTLS, which this kernel has, the kernel encrypts: a profile shows what is \
+                 copied then"
                 .to_owned()
             }
-            (true, false) => "; kTLS, where the kernel does that, needs its module tls, which is not loaded".to_owned(),
+            (true, false) => "; kTLS (encryption by the kernel) needs the kernel module tls, which is not loaded".to_owned(),
         };
         let names = names.join(", ");
         Some(Check::warning(
             "TLS",
-            format!("{names}: to encrypt, every byte is read, so connections with TLS gain nothing{ktls}"),
+            format!("{names}: encryption reads every byte, so connections with TLS gain nothing{ktls}"),
         ))
     }
 
     fn uring(&self) -> Option<Check> {
         let library = display_name(&self.library("liburing")?.name);
-        let found = format!("{library}: nothing is elided of what passes that way; other calls are as ever");
+        let found = format!("{library}: I/O by io_uring is not elided; other calls are");
         Some(Check::warning("io_uring", found))
     }
 }
@@ -389,7 +388,7 @@ mod tests {
 
     fn checks(path: &str) -> (Vec<Check>, Findings) {
         let file = File::open(path).expect("a program");
-        Contents::inspect(&Image::read(&file), Path::new(path)).checks()
+        Binary::inspect(&Image::read(&file), Path::new(path)).checks()
     }
 
     fn found<'a>(checks: &'a [Check], name: &str) -> &'a Check {
@@ -400,7 +399,10 @@ mod tests {
     fn a_shell_is_reached_and_has_neither_tls_nor_io_uring() {
         let (checks, findings) = checks("/bin/sh");
         assert_eq!(findings, Findings::default());
-        assert_eq!(found(&checks, "allocator").found, "glibc; large blocks come from the block heap");
+        assert_eq!(
+            found(&checks, "allocator").found,
+            "glibc; large allocations come from uncopy's block heap"
+        );
         assert_eq!(found(&checks, "calls of libc").state, State::Ok, "{checks:?}");
         assert!(
             !checks.iter().any(|check| ["TLS", "io_uring", "language"].contains(&check.name)),

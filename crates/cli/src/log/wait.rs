@@ -33,12 +33,12 @@ pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
         }
         let elapsed = start.elapsed();
         if timeout.is_some_and(|timeout| elapsed >= timeout) {
-            output::print_message(format_args!("logs in {name} are in use still; see 'uncopy log ls'"));
+            output::print_message(format_args!("logs in {name} are still in use; see 'uncopy log ls'"));
             return EXIT_FAILURE;
         }
         if elapsed >= NOTICE_DELAY && !has_notified {
             has_notified = true;
-            output::print_message(format_args!("waiting for logs in {name} that are in use"));
+            output::print_message(format_args!("waiting until the logs in {name} are no longer in use"));
         }
         thread::sleep(POLL_INTERVAL);
     }
