@@ -111,7 +111,9 @@ pub fn open_xdp(
     {
         return Err(format!("--peer {router} is the service's own address"));
     }
-    if let Some(router) = routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.contains(**router))) {
+    if let Some(router) =
+        routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.contains(**router)))
+    {
         return Err(format!("--peer {router} is not in a network of --address"));
     }
     let link = Xdp::open(&Settings { device, queue, own: &own, routers })
