@@ -28,7 +28,7 @@ mod servers;
 use kit::experiment::{Outcome, STATUS_FAILED, STATUS_USAGE};
 use kit::failure::Result;
 use kit::network::{self, Network};
-use kit::quiet;
+use kit::noise;
 
 /// Measure what uncopy does, side by side with plain Linux
 #[derive(Debug, Parser)]
@@ -100,7 +100,7 @@ fn run(words: &[OsString]) -> u8 {
         eprintln!("uncopy: --network is for experiments, which start servers; this is a server itself");
         return STATUS_USAGE;
     }
-    quiet::want_idle_loops(!no_idle_loops);
+    noise::want_idle_loops(!no_idle_loops);
     let done = network::set_up(network).and_then(|()| command.run()).and_then(Outcome::print);
     done.unwrap_or_else(|failure| {
         eprintln!("uncopy: {failure}");

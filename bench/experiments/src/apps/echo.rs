@@ -1,11 +1,11 @@
 //! The echo server of zIO section 5.1 as a case: `uncopy-bench echo copies`, accessible to the profiler.
 
-use super::stage::Stage;
+use super::environment::Stage;
 use super::{By, Case, Effort, Point, Work};
 use crate::kit::network::server_address;
 use crate::kit::{Result, Running, TemporaryDirectory, size};
 use crate::servers::echo::command;
-use crate::servers::echo::echoing::Echoing;
+use crate::servers::echo::loaded_echo::Echoing;
 use crate::servers::echo::server;
 
 const COPIES: usize = 5;

@@ -4,9 +4,9 @@ use uncopy_testbed::Package;
 use uncopy_testbed::nobody::SETPRIV;
 use uncopy_testbed::servers::{Icecast, Service};
 
+use super::environment::{Stage, Unprivileged};
 use super::http::{Document, Requests};
-use super::serving::Serving;
-use super::stage::{Stage, Unprivileged};
+use super::loaded_server::Serving;
 use super::{By, Case, Effort, Point, Work};
 use crate::kit::{Result, Running, size};
 

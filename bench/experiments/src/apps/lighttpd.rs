@@ -3,9 +3,9 @@
 use rustix::process::Signal;
 use uncopy_testbed::Package;
 
+use super::environment::Stage;
 use super::http::Document;
-use super::serving::Serving;
-use super::stage::Stage;
+use super::loaded_server::Serving;
 use super::{By, Case, Point, Work};
 use crate::kit::{Result, Running, While};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Mariadb, Service};
 
-use super::serving::Serving;
-use super::stage::Stage;
+use super::environment::Stage;
+use super::loaded_server::Serving;
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::mariadb::{Values, prepare};
 use crate::kit::processes::process;

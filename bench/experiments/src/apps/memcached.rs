@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Memcached, Service};
 
-use super::serving::Serving;
-use super::stage::Stage;
+use super::environment::Stage;
+use super::loaded_server::Serving;
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::cache::{Clients, Content, Peer, Work as Exchanges};
 use crate::kit::{Result, Running, Server, size};

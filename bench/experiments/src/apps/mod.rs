@@ -25,31 +25,31 @@ use crate::kit::{Comparison, Result, Running, Side};
 
 mod apache;
 mod echo;
+pub mod environment;
+mod forwarding;
 mod haproxy;
 pub mod http;
 pub mod icecast;
 mod lighttpd;
 mod listeners;
+pub mod loaded_server;
 mod mariadb;
 pub mod memcached;
 mod mosquitto;
 pub mod nginx;
 pub mod origin;
-mod own;
 pub mod pair;
-mod passing;
 mod postgresql;
 pub mod programs;
 pub mod python;
 pub mod redis;
 pub mod relay;
-pub mod serving;
 mod source;
 mod squid;
-pub mod stage;
+mod uncopy_files;
 mod varnish;
 
-use stage::Stage;
+use environment::Stage;
 use uncopy_testbed::Package;
 
 /// All cases, in the order of reports.
@@ -76,14 +76,14 @@ pub const CASES: &[Case] = &[
     mosquitto::MESSAGES,
     python::SERVER,
     python::RELAY,
-    passing::PLAIN,
-    passing::SHORT,
-    passing::ENCRYPTED,
+    forwarding::PLAIN,
+    forwarding::SHORT,
+    forwarding::ENCRYPTED,
 ];
 
 /// Cases also measured with clients, server and the server's backends on one host under the same side.
 pub const PAIRS: &[Case] =
-    &[nginx::PROXIED, haproxy::CASE, mosquitto::MESSAGES, redis::NEAR, postgresql::NEAR, own::FILES];
+    &[nginx::PROXIED, haproxy::CASE, mosquitto::MESSAGES, redis::NEAR, postgresql::NEAR, uncopy_files::FILES];
 
 /// Cases also measured with the server's backends under the same side, and plain clients.
 pub const BEHIND: &[Case] = &[nginx::OUTSIDE];

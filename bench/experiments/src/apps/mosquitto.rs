@@ -3,8 +3,8 @@
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Mosquitto, Service};
 
-use super::serving::Serving;
-use super::stage::Stage;
+use super::environment::Stage;
+use super::loaded_server::Serving;
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::mqtt::Topic;
 use crate::kit::{Result, Running, size};

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
+use super::environment::Stage;
 use super::http::Document;
-use super::stage::Stage;
 use crate::kit::{Result, Server, TemporaryDirectory};
 
 const NAME: &str = "uncopy-files";

@@ -3,8 +3,8 @@
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use super::environment::{Stage, Under};
 use super::programs::Programs;
-use super::stage::{Stage, Under};
 use super::{Case, Effort, PAIRS};
 use crate::kit::{Experiment, Failure, Launcher, Outcome, Result, Side, remote};
 

@@ -10,8 +10,8 @@ use uncopy_testbed::clients::Place;
 use uncopy_testbed::nobody::SETPRIV;
 use uncopy_testbed::servers::{Postgresql, Service};
 
-use super::serving::Serving;
-use super::stage::{Stage, Unprivileged};
+use super::environment::{Stage, Unprivileged};
+use super::loaded_server::Serving;
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::postgresql::{self, Operation, Values};
 use crate::kit::{Result, Running, While, size};

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use uncopy_testbed::servers::{HttpServer, PYTHON, Service};
 
+use super::environment::Stage;
 use super::http::{Document, Requests};
-use super::serving::Serving;
-use super::stage::Stage;
+use super::loaded_server::Serving;
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::pipe::{Backend, Echoes};
 use crate::kit::network::client_address;

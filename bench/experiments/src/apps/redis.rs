@@ -3,7 +3,7 @@
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Redis, Service};
 
-use super::stage::Stage;
+use super::environment::Stage;
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::records::Workload;
 use crate::kit::{Result, Running, size};

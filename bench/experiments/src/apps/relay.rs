@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use uncopy_testbed::servers::{Icecast, Service};
 
+use super::environment::{Stage, Unprivileged};
 use super::icecast::{ICECAST, NEEDS, SERVICE};
 use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
-use super::stage::{Stage, Unprivileged};
 use super::{By, Case, Effort, Point, Work};
 use crate::kit::processes::process::raise_descriptor_limit;
 use crate::kit::traffic::Load;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use uncopy_testbed::Package;
 use uncopy_testbed::nobody::SETPRIV;
 
+use super::environment::{Stage, Unprivileged};
 use super::http::Document;
+use super::loaded_server::Serving;
 use super::origin::Origin;
-use super::serving::Serving;
-use super::stage::{Stage, Unprivileged};
 use super::{By, Case, Point, Work};
 use crate::kit::{Result, Running, While, size};
 

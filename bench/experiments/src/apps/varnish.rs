@@ -3,10 +3,10 @@
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Service, Varnish};
 
+use super::environment::Stage;
 use super::http::Document;
+use super::loaded_server::Serving;
 use super::origin::Origin;
-use super::serving::Serving;
-use super::stage::Stage;
 use super::{By, Case, Effort, Point, Work};
 use crate::kit::{Result, Running, size};
 

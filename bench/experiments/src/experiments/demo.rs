@@ -20,7 +20,7 @@ use crate::kit::distance;
 use crate::kit::experiment::{STATUS_FAILED, machine_after};
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::load::Load;
-use crate::kit::quiet::Quiet;
+use crate::kit::noise::Quiet;
 use crate::kit::report::notes;
 use crate::kit::verdict::{MIN_ROUNDS, Verdict};
 use crate::kit::{

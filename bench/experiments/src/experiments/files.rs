@@ -9,7 +9,7 @@ use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
 use crate::apps::http::{Clients, Document, Requests};
-use crate::apps::serving::Serving;
+use crate::apps::loaded_server::Serving;
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::network::server_address;
 use crate::kit::{
@@ -17,7 +17,7 @@ use crate::kit::{
     Scale, Server, Side, Slicing, TemporaryDirectory, claim, count_parser, counted, entry, measured,
     processors, size, size_parser, start_server, threads_parser,
 };
-use crate::servers::own;
+use crate::servers::own_programs;
 
 const NAME: &str = "uncopy-files";
 /// Way of the sides plain and uncopy: that of programs without any optimization.
@@ -123,7 +123,7 @@ impl Point {
 /// [`Failure`] when the server is not found, or the disk has no room for the files.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
 fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Result<Vec<Comparison>> {
-    let program = own::find(launcher, NAME)?;
+    let program = own_programs::find(launcher, NAME)?;
     let root = TemporaryDirectory::make()?;
     let mut points = Vec::new();
     for threads in &options.threads {

@@ -7,8 +7,8 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use uncopy_testbed::nobody::SETPRIV;
 
+use crate::apps::environment::{Stage, Under, Unprivileged};
 use crate::apps::programs::Programs;
-use crate::apps::stage::{Stage, Under, Unprivileged};
 use crate::apps::{BEHIND, Case, Effort, PAIRS, Point, pair as app};
 use crate::kit::figures::{self, CPU, LEGEND, RATE};
 use crate::kit::remote::Remote;

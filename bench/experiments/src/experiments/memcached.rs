@@ -3,9 +3,9 @@
 
 use clap::Args;
 
+use crate::apps::environment::{Stage, Under};
 use crate::apps::memcached::Values;
 use crate::apps::programs::Programs;
-use crate::apps::stage::{Stage, Under};
 use crate::kit::experiment::STATUS_USAGE;
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::{

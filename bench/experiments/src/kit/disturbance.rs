@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use crate::kit::load::Ticks;
+use crate::kit::noise;
 use crate::kit::processes::cpu_time::process_cpu_ns;
-use crate::kit::quiet;
 
 /// Maximum part of the processors' time that the host may steal from a slice that counts.
 const MAX_STEAL: f64 = 0.02;
@@ -46,7 +46,7 @@ impl Moment {
         let own = Duration::from_nanos(end.own_ns.saturating_sub(self.own_ns));
         let (before, after) = (self.ticks?, end.ticks?);
         let steal = after.steal.saturating_sub(before.steal);
-        let foreign = if quiet::has_idle_loops() {
+        let foreign = if noise::has_idle_loops() {
             let used = |(thread, ns): (&i32, &u64)| {
                 ns.saturating_sub(self.idle_ns.get(thread).copied().unwrap_or(0))
             };
@@ -56,7 +56,7 @@ impl Moment {
             after.busy.saturating_sub(before.busy).saturating_sub(own + steal)
         };
         let part = |time: Duration| time.as_secs_f64() / all.as_secs_f64().max(1e-9);
-        let max_foreign = if quiet::is_ahead() { MAX_FOREIGN_BEHIND } else { MAX_FOREIGN };
+        let max_foreign = if noise::is_ahead() { MAX_FOREIGN_BEHIND } else { MAX_FOREIGN };
         [("steal", part(steal), MAX_STEAL), ("foreign load", part(foreign), max_foreign)]
             .into_iter()
             .find(|(_, part, most)| part > most)
@@ -67,7 +67,7 @@ impl Moment {
 /// Returns the processor time, ns, of each SCHED_IDLE thread, except those of the processes `own`.
 fn idle_class(own: &[Pid]) -> HashMap<i32, u64> {
     let mut found = HashMap::new();
-    if !quiet::has_idle_loops() {
+    if !noise::has_idle_loops() {
         return found;
     }
     let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();

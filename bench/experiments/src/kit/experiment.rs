@@ -11,9 +11,9 @@ use crate::kit::failure::{Failure, Result};
 use crate::kit::host::Machine;
 use crate::kit::load::{self, Load};
 use crate::kit::network::Network;
+use crate::kit::noise::Quiet;
 use crate::kit::processes::cleanup;
 use crate::kit::progress::Progress;
-use crate::kit::quiet::Quiet;
 use crate::kit::report::Report;
 use crate::kit::side::Launcher;
 

@@ -21,7 +21,7 @@ use crate::kit::latencies::Latencies;
 use crate::kit::network::start_server;
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::Server;
-use crate::kit::running::Running;
+use crate::kit::running_server::Running;
 use crate::kit::traffic::Load;
 
 /// File name of the control socket.

@@ -24,13 +24,13 @@ use crate::kit::disturbance::Moment;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::keeper;
+use crate::kit::noise;
 use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::descendants::{self, Held};
 use crate::kit::processors;
 use crate::kit::progress::Progress;
-use crate::kit::quiet;
 use crate::kit::random::Random;
-use crate::kit::running::Running;
+use crate::kit::running_server::Running;
 use crate::kit::sample::{Raw, Sample};
 use crate::kit::side::{Launcher, Side};
 use crate::kit::traffic::Load;
@@ -145,7 +145,7 @@ impl Subject<'_> {
             found.extend(keeper::of(server.directory().path()));
         }
         found.extend(self.running.beside());
-        found.iter().for_each(|pid| quiet::raise_session(*pid));
+        found.iter().for_each(|pid| noise::raise_session(*pid));
         self.processes = found.iter().map(|pid| (*pid, 0)).collect();
         found
     }

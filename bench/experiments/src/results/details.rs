@@ -2,7 +2,7 @@
 
 use uncopy_html::quantity;
 
-use crate::results::aims::{self, OWN};
+use crate::results::goals::{self, OWN};
 use crate::results::headline::telling;
 use crate::results::markdown::{cells, text};
 use crate::results::model::{Measured, Results};
@@ -30,7 +30,7 @@ pub fn render(results: &Results) -> String {
             page.push_str(&experiment(measured));
         }
     }
-    page.push_str(&format!("\n## What this project aims at\n\n{}\n", aims::table(OWN, results)));
+    page.push_str(&format!("\n## What this project aims at\n\n{}\n", goals::table(OWN, results)));
     page.push_str("\n## What the papers measured and this cannot\n\n| figure | why |\n|---|---|\n");
     for (figure, why) in ABSENT {
         page.push_str(&(cells(&[figure, why]) + "\n"));

@@ -14,10 +14,10 @@
 //!
 //! Invariant: the pages follow from `results.json` alone; `--from` renders them again.
 
-mod aims;
 mod chart;
 mod collect;
 mod details;
+mod goals;
 mod headline;
 mod judge;
 mod markdown;

@@ -7,7 +7,7 @@ use uncopy_html::quantity;
 
 use crate::kit::verdict::{DIFFERENCE, Verdict, by_chance};
 use crate::kit::{Interval, Judge, Side};
-use crate::results::aims::{self, OF_PAPERS, OWN};
+use crate::results::goals::{self, OF_PAPERS, OWN};
 use crate::results::headline::{Row, rows, shown};
 use crate::results::judge::{self, Judgement, Needed};
 use crate::results::markdown::{cells, text};
@@ -61,8 +61,8 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
     line(&format!("\nHow to read it:\n\n{HOW_TO_READ}\n{}", controls(results, &rows)));
     line("\n## Where it does not help\n");
     line(&losses(results, &rows));
-    line(&format!("\n## What the papers reached\n\n{}", aims::table(OF_PAPERS, results)));
-    let [hit, missed, open] = aims::count(OWN, results);
+    line(&format!("\n## What the papers reached\n\n{}", goals::table(OF_PAPERS, results)));
+    let [hit, missed, open] = goals::count(OWN, results);
     let all = OWN.len();
     line(&format!(
         "\nOf this project's own {all} aims {hit} are hit, {missed} are missed, and {open} are open or not measured \

@@ -3,7 +3,7 @@
 use clap::Args;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal, setsid};
 
-use crate::kit::quiet::SESSION;
+use crate::kit::noise::SESSION;
 use crate::kit::{Experiment, Failure, Outcome, Result, While, processors};
 
 /// Nice value of an idle loop's session.

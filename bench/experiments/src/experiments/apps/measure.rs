@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use uncopy_testbed::nobody::SETPRIV;
 
+use crate::apps::environment::{Stage, Under, Unprivileged};
 use crate::apps::programs::Programs;
-use crate::apps::stage::{Stage, Under, Unprivileged};
 use crate::apps::{By, Case, Effort, Point};
 use crate::kit::processes::descendants;
 use crate::kit::slices::stop;

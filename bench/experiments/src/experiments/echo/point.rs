@@ -10,7 +10,7 @@ use crate::kit::{
 };
 use crate::servers::echo::command;
 use crate::servers::echo::drain::Drain;
-use crate::servers::echo::echoing::Echoing;
+use crate::servers::echo::loaded_echo::Echoing;
 use crate::servers::echo::server::{Order, PAGE_BYTES, Reply, Work};
 
 /// A value of each parameter. `None` is the server's default, which appears neither in titles nor in JSON.

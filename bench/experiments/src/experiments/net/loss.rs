@@ -11,7 +11,7 @@ use crate::kit::{
     Align, Comparison, Failure, Launcher, Metric, Progress, Result, Rounds, Sample, Server, Side, Table,
     TemporaryDirectory, While, figures,
 };
-use crate::servers::bad_network::{BadNetwork, Badness, NEAR};
+use crate::servers::impaired_network::{BadNetwork, Badness, NEAR};
 use crate::servers::net::Service;
 use crate::servers::peer;
 

@@ -15,7 +15,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use super::apps;
-use super::store::place::Place as Files;
+use super::store::directory::Place as Files;
 use super::store::servers::LOG_LIMIT_BYTES;
 use super::store::{Fsync, QUICK_ROOM_BYTES, REST_PART, ROOM_BYTES};
 use crate::apps::programs::Programs;
@@ -28,10 +28,10 @@ use crate::kit::processes::descendants;
 use crate::kit::{
     Align, Comparison, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report, Result,
     Running, Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, count_parser, counted,
-    measured, processors, quiet, seconds, size, size_parser, word,
+    measured, noise, processors, seconds, size, size_parser, word,
 };
 use crate::servers::echo::command;
-use crate::servers::echo::echoing::Echoing;
+use crate::servers::echo::loaded_echo::Echoing;
 use crate::servers::echo::server::{Reply, Work};
 use crate::servers::net::{Place, served};
 use crate::servers::redis::{AppendOnly, RedisServer, Serving};
@@ -213,7 +213,7 @@ impl Net {
             )));
         }
         let files = Files::of(&self.dir, if self.form.quick { QUICK_ROOM_BYTES } else { ROOM_BYTES })?;
-        quiet::want_idle_loops(false);
+        noise::want_idle_loops(false);
         descendants::adopt();
         Ok(files)
     }

@@ -8,7 +8,7 @@
 //! time slice ends. (Measured: 4 KiB appended and synced in 5.3 ms with such loops, in 0.24 ms without.)
 
 pub mod append_loop;
-pub mod place;
+pub mod directory;
 pub mod servers;
 mod tables;
 
@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 use uncopy_testbed::Package;
 
 use append_loop::{AppendLoop, record_parser};
-use place::Place;
+use directory::Place;
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
@@ -26,7 +26,7 @@ use crate::kit::processes::descendants;
 use crate::kit::remote::Remote;
 use crate::kit::{
     Comparison, Experiment, Form, Launcher, Outcome, Progress, Report, Result, Running, Side, Slices,
-    Slicing, TemporaryDirectory, count_parser, counted, measured, quiet, size, size_parser, threads_parser,
+    Slicing, TemporaryDirectory, count_parser, counted, measured, noise, size, size_parser, threads_parser,
 };
 
 /// Side of the loop that overwrites preallocated files.
@@ -156,7 +156,7 @@ pub struct Store {
 impl Experiment for Store {
     fn run(&self) -> Result<Outcome> {
         let place = Place::of(&self.dir, if self.form.quick { QUICK_ROOM_BYTES } else { ROOM_BYTES })?;
-        quiet::want_idle_loops(false);
+        noise::want_idle_loops(false);
         measured(&self.form, |launcher, progress| Ok(self.measure(launcher, &place, progress)))
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::PYTHON;
 
-use super::place::Place;
+use super::directory::Place;
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::clients::records::Workload;

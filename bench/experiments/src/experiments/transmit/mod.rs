@@ -33,7 +33,7 @@ use crate::kit::{
 use crate::servers::sending::ways::allow_zerocopy;
 
 mod bodies;
-mod mutations;
+mod first_writes;
 mod send_zc;
 mod sender;
 
@@ -91,7 +91,7 @@ impl Experiment for Transmit {
     fn run(&self) -> Result<Outcome> {
         measured(&self.form, |_, progress| {
             let mut comparisons = self.measure(progress);
-            comparisons.push(mutations::measure(self.rounds, progress));
+            comparisons.push(first_writes::measure(self.rounds, progress));
             Ok(Report::of(comparisons, render, plot))
         })
     }

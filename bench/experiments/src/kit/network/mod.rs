@@ -14,7 +14,7 @@
 //!
 //! Invariant: the network is chosen once, before the first thread is started, and does not change.
 
-mod link;
+mod veth;
 
 use std::fs::File;
 use std::io;
@@ -119,13 +119,13 @@ pub fn set_up(network: Network) -> Result<()> {
 fn leave_slow_congestion_control() -> bool {
     let is_chosen =
         std::fs::read_to_string(CONGESTION_CONTROL).is_ok_and(|used| CHOSEN.contains(&used.trim()));
-    !is_chosen && link::alone().is_ok() && choose_congestion_control().is_ok()
+    !is_chosen && veth::alone().is_ok() && choose_congestion_control().is_ok()
 }
 
 /// Moves this thread into a namespace of the clients and returns that of the servers.
 fn joined(network: Network, mtu_bytes: u32) -> Result<OwnedFd> {
     let name = network.name();
-    link::join((CLIENT_ADDRESS, SERVER_ADDRESS), mtu_bytes).map_err(|(what, error)| {
+    veth::join((CLIENT_ADDRESS, SERVER_ADDRESS), mtu_bytes).map_err(|(what, error)| {
         if Errno::from_io_error(&error) == Some(Errno::PERM) {
             return Failure::new(format!(
                 "--network {name} needs root, because it makes network namespaces; run it as root, or with --network \
@@ -201,7 +201,7 @@ pub fn within<T: Send>(
 /// [`Failure`] if this program may not create one.
 pub fn new_namespace() -> Result<OwnedFd> {
     in_a_thread(|| {
-        link::alone().map_err(|(what, error)| io::Error::new(error.kind(), format!("{what}: {error}")))?;
+        veth::alone().map_err(|(what, error)| io::Error::new(error.kind(), format!("{what}: {error}")))?;
         choose_congestion_control()?;
         Ok(File::open("/proc/thread-self/ns/net")?.into())
     })

@@ -5,7 +5,7 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 
 use super::command;
-use super::echoing::Echoing;
+use super::loaded_echo::Echoing;
 use super::server::Work;
 use crate::kit::network::server_address;
 use crate::kit::processors::{self, bind_to};

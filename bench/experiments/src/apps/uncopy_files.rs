@@ -1,8 +1,8 @@
 //! `uncopy-files`, for programs on one host: a server that itself sends by reference.
 
+use super::environment::Stage;
 use super::http::Document;
-use super::serving::Serving;
-use super::stage::Stage;
+use super::loaded_server::Serving;
 use super::{By, Case, Point, Work};
 use crate::kit::{Result, Running, size};
 

@@ -16,7 +16,7 @@ use super::programs::Programs;
 use crate::kit::processors::{self, bind};
 use crate::kit::{Launcher, Result, Server, Side, TemporaryDirectory, start_server};
 use crate::servers::net::{Place, on_free_port};
-use crate::servers::own;
+use crate::servers::own_programs;
 
 use ready::{listening, undisturbed};
 
@@ -93,7 +93,7 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// [`crate::kit::Failure`] that names the places searched.
     pub fn own_program(&self, name: &str) -> Result<PathBuf> {
-        own::find(self.launcher, name)
+        own_programs::find(self.launcher, name)
     }
 
     /// Returns the command line of the measured server, for servers that need more than [`Stage::server`] provides.

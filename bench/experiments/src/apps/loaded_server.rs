@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use super::environment::Stage;
 use super::http::{self, Document, Requests};
-use super::stage::Stage;
 use crate::clients::{Client, Clients, Exchanging};
 use crate::kit::traffic::Load;
 use crate::kit::{Result, Running, Server};

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use uncopy_testbed::Package;
 
-use super::serving::Serving;
-use super::stage::Stage;
+use super::environment::Stage;
+use super::loaded_server::Serving;
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::pipe::{Backend, Echoes, ShortEchoes};
 use crate::kit::network::client_address;
