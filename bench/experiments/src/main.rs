@@ -100,7 +100,7 @@ fn run(words: &[OsString]) -> u8 {
         eprintln!("uncopy: --network is for experiments, which start servers; this is a server itself");
         return STATUS_USAGE;
     }
-    noise::want_idle_loops(!no_idle_loops);
+    noise::enable_idle_loops(!no_idle_loops);
     let done = network::set_up(network).and_then(|()| command.run()).and_then(Outcome::print);
     done.unwrap_or_else(|failure| {
         eprintln!("uncopy: {failure}");

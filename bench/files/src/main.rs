@@ -31,7 +31,7 @@ use clap::Parser;
 use uncopy_core::size;
 
 use crate::cache::Cache;
-use crate::connection::Site;
+use crate::connection::ServeConfig;
 use crate::root::Root;
 use crate::server::{Server, listen_at};
 use crate::ways::Way;
@@ -85,8 +85,8 @@ fn serve(arguments: &Arguments) -> Result<(), String> {
     let (listener, address) =
         listen_at(*listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
     let (cache, idle_limit) = (Cache::default(), Duration::from_secs(arguments.idle_limit));
-    let site = Site { root, way: *way, cache, idle_limit };
-    let server = Server { site, listener, open: AtomicUsize::new(0) };
+    let config = ServeConfig { root, way: *way, cache, idle_limit };
+    let server = Server { config, listener, open_connections: AtomicUsize::new(0) };
     let ending = block_ending_signals();
     let threads = threads.map_or_else(|| available_parallelism().map_or(1, NonZero::get), usize::from);
     server.start(threads).map_err(|error| format!("cannot start a thread: {error}"))?;

@@ -36,7 +36,7 @@ pub struct Connection {
 }
 
 /// Returns a length-encoded number and the length of its encoding, bytes.
-fn length(bytes: &[u8]) -> Option<(usize, usize)> {
+fn decode_length(bytes: &[u8]) -> Option<(usize, usize)> {
     let (first, rest) = bytes.split_first()?;
     let wide = match first {
         0..=0xfa => return Some((usize::from(*first), 1)),
@@ -128,8 +128,8 @@ impl Connection {
         }
         let first = self.message.first().copied().ok_or_else(|| self.stream.wrong("an empty answer"))?;
         if first == ERROR {
-            let said = String::from_utf8_lossy(self.message.get(9..).unwrap_or_default());
-            return Err(self.stream.wrong(said));
+            let message = String::from_utf8_lossy(self.message.get(9..).unwrap_or_default());
+            return Err(self.stream.wrong(message));
         }
         Ok(first)
     }
@@ -215,7 +215,7 @@ impl Connection {
             if self.receive()? == END && self.message.len() < END_LIMIT_BYTES {
                 break;
             }
-            let Some((len_bytes, at)) = length(&self.message) else {
+            let Some((len_bytes, at)) = decode_length(&self.message) else {
                 return Err(self.stream.wrong("a row without a length"));
             };
             if self.message.len() != at + len_bytes {
@@ -280,12 +280,12 @@ mod tests {
 
     #[test]
     fn lengths_are_read_in_every_width_and_short_ones_refused() {
-        assert_eq!(length(&[7]), Some((7, 1)));
-        assert_eq!(length(&[0xfc, 1, 2]), Some((0x201, 3)));
-        assert_eq!(length(&[0xfd, 1, 2, 3, 9]), Some((0x3_0201, 4)));
-        assert_eq!(length(&[0xfe, 1, 0, 0, 0, 1, 0, 0, 0]), Some((0x1_0000_0001, 9)));
+        assert_eq!(decode_length(&[7]), Some((7, 1)));
+        assert_eq!(decode_length(&[0xfc, 1, 2]), Some((0x201, 3)));
+        assert_eq!(decode_length(&[0xfd, 1, 2, 3, 9]), Some((0x3_0201, 4)));
+        assert_eq!(decode_length(&[0xfe, 1, 0, 0, 0, 1, 0, 0, 0]), Some((0x1_0000_0001, 9)));
         for bytes in [&[][..], &[0xfb], &[0xfc, 1], &[0xfd, 1, 2], &[0xfe, 1, 2, 3, 4, 5, 6, 7], &[0xff]] {
-            assert_eq!(length(bytes), None, "{bytes:?}");
+            assert_eq!(decode_length(bytes), None, "{bytes:?}");
         }
     }
 }

@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use rustix::thread::CpuSet;
 use uncopy_testbed::clients::resp::Connection;
 
-use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::traffic::{self, Exchange, LoadResult};
 use crate::kit::{Failure, Random, Result, compare};
 
 /// Operations that clients of Redis perform.
@@ -65,9 +65,9 @@ const FEW_RECORDS: u64 = 8;
 /// Skew of YCSB's Zipfian distribution (its `ZIPFIAN_CONSTANT`).
 const THETA: f64 = 0.99;
 /// Maximum number of records: YCSB's default.
-const RECORDS_LIMIT: u64 = 1000;
+const MAX_RECORDS: u64 = 1000;
 /// Maximum length of all records together, bytes.
-const RECORDS_LIMIT_BYTES: u64 = 64 << 20;
+const MAX_RECORDS_BYTES: u64 = 64 << 20;
 /// Length of the stamp (key and version), bytes.
 pub const STAMP_BYTES: usize = 16;
 
@@ -182,8 +182,8 @@ struct Records {
 impl Records {
     fn new(workload: Workload, len_bytes: usize) -> Self {
         let is_zipfian = workload == Workload::YcsbA;
-        let most = (RECORDS_LIMIT_BYTES / len_bytes.max(1) as u64).clamp(FEW_RECORDS, RECORDS_LIMIT);
-        let count = if is_zipfian { most } else { FEW_RECORDS };
+        let max = (MAX_RECORDS_BYTES / len_bytes.max(1) as u64).clamp(FEW_RECORDS, MAX_RECORDS);
+        let count = if is_zipfian { max } else { FEW_RECORDS };
         let records = std::iter::repeat_with(Record::default).take(usize::try_from(count).unwrap_or(0));
         let (records, values) = (records.collect(), Values::new(len_bytes, 1));
         Self { records, values, len_bytes, zipfian: is_zipfian.then(|| Zipfian::new(count)) }
@@ -293,9 +293,9 @@ impl Clients {
     ///
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
-    pub fn load(&mut self, duration: Duration, processors: Option<CpuSet>) -> Result<Load> {
+    pub fn load(&mut self, duration: Duration, processors: Option<CpuSet>) -> Result<LoadResult> {
         let (records, workload) = (&self.records, self.workload);
-        traffic::at_once(&mut self.clients, processors, duration, |client, period| {
+        traffic::in_parallel(&mut self.clients, processors, duration, |client, period| {
             traffic::repeat(period, |_| {
                 let key = records.draw(&mut client.random);
                 if client.random.next() >> 32 < workload.reads() {

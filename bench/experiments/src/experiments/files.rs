@@ -9,13 +9,14 @@ use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
 use crate::apps::http::{Clients, Document, Requests};
-use crate::apps::loaded_server::Serving;
+use crate::apps::loaded_server::LoadedServer;
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::network::server_address;
 use crate::kit::{
-    Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running,
-    Scale, Server, Side, Slicing, TemporaryDirectory, claim, count_parser, counted, entry, measured,
-    processors, size, size_parser, start_server, threads_parser,
+    CommonOptions, Comparison, Experiment, Failure, Launcher, Outcome, Plot, Progress, Report, ReportEntry,
+    Result, RunningServer, Scale, Server, Side, SlicingOptions, TemporaryDirectory, claim, count_parser,
+    entry, format_count, format_size, processors, run_with_noise_reduction, size_parser, start_server,
+    threads_parser,
 };
 use crate::servers::own_programs;
 
@@ -52,13 +53,13 @@ pub struct Files {
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Files {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "files",
             "Ways to serve a file",
@@ -75,7 +76,7 @@ impl Experiment for Files {
             "files --sizes 16384,65536,350000,1100000",
             "files --quick",
         ),
-        Entry {
+        ReportEntry {
             network: Some("veth-9000"),
             ..entry(
                 "files-veth-9000",
@@ -86,11 +87,11 @@ impl Experiment for Files {
             )
         },
     ];
-    const PLACE: u8 = 120;
+    const REPORT_POSITION: u8 = 120;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            Ok(Report::of(measure(launcher, self, progress)?, render, plot).finding(findings))
+        run_with_noise_reduction(&self.common, |launcher, progress| {
+            Ok(Report::of(measure(launcher, self, progress)?, render, plot).with_findings(findings))
         })
     }
 }
@@ -113,14 +114,18 @@ struct Point {
 
 impl Point {
     fn title(&self) -> String {
-        format!("GET {}, {}", size(self.size_bytes as u64), counted(self.threads, "thread", "threads"))
+        format!(
+            "GET {}, {}",
+            format_size(self.size_bytes as u64),
+            format_count(self.threads, "thread", "threads")
+        )
     }
 }
 
 /// Runs the experiment.
 ///
 /// # Errors
-/// [`Failure`] when the server is not found, or the disk has no room for the files.
+/// [`Failure`] when the server is not found, or the disk is too full for the files.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
 fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Result<Vec<Comparison>> {
     let program = own_programs::find(launcher, NAME)?;
@@ -129,7 +134,7 @@ fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Res
     for threads in &options.threads {
         for size_bytes in &options.sizes {
             let count = (TOTAL_BYTES / size_bytes).clamp(MIN_FILES, MAX_FILES);
-            let documents = Document::several(count, *size_bytes);
+            let documents = Document::random_set(count, *size_bytes);
             documents.iter().try_for_each(|document| document.write(root.path()))?;
             points.push(Point { documents, size_bytes: *size_bytes, threads: *threads });
         }
@@ -137,8 +142,8 @@ fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Res
     let slices = options.slicing.slices(&options.sides());
     let compared = |point: &Point| {
         Comparison::new(point.title(), point.size_bytes as u64, &slices.sides)
-            .with("size", point.size_bytes as f64)
-            .with("threads", point.threads as f64)
+            .with_parameter("size", point.size_bytes as f64)
+            .with_parameter("threads", point.threads as f64)
     };
     let measure = |point: &Point| {
         let mut comparison = compared(point);
@@ -166,8 +171,8 @@ fn start(
         root.as_os_str().to_owned(),
     ];
     let mut command = launcher.command(side, program.as_os_str(), &arguments);
-    let processors = processors::apart(threads);
-    processors::bind(&mut command, processors.map(|(servers, _)| servers));
+    let processors = processors::split(threads);
+    processors::bind_command(&mut command, processors.map(|(servers, _)| servers));
     let mut server = start_server(command, NAME, TemporaryDirectory::make()?)?;
     let line = server.first_line()?;
     let address = line.split_once("http://").and_then(|(_, rest)| rest.trim_end_matches('/').parse().ok());
@@ -185,13 +190,13 @@ fn serve<'a>(
     point: &'a Point,
     clients: usize,
     root: &Path,
-) -> Result<Box<dyn Running + 'a>> {
+) -> Result<Box<dyn RunningServer + 'a>> {
     let (mut server, address, processors) = start(launcher, program, side, point.threads, root)?;
     let requests = Requests { name: NAME, server: address, documents: &point.documents, keep_alive: true };
     // As many client threads as server threads keep the server busy.
     let clients = Clients::open(requests, clients, processors);
     let clients = clients.map_err(|failure| server.process().explain(&failure))?;
-    Ok(Box::new(Serving::of(server, clients)))
+    Ok(Box::new(LoadedServer::from_parts(server, clients)))
 }
 
 fn render(comparisons: &[Comparison]) -> String {

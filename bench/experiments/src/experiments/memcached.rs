@@ -3,14 +3,14 @@
 
 use clap::Args;
 
-use crate::apps::environment::{Stage, Under};
+use crate::apps::environment::{Environment, Wrapper};
 use crate::apps::memcached::Values;
 use crate::apps::programs::Programs;
 use crate::kit::experiment::STATUS_USAGE;
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::{
-    Comparison, Entry, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Side, Slicing,
-    begin, bytes_parser, claim, entry, measured,
+    CommonOptions, Comparison, Experiment, Launcher, Outcome, Plot, Progress, Report, ReportEntry, Result,
+    Side, SlicingOptions, bytes_parser, claim, entry, prepare_experiment, run_with_noise_reduction,
 };
 
 /// Name of the program built from Debian's source unchanged.
@@ -35,16 +35,16 @@ pub struct Memcached {
     pub sizes: Vec<usize>,
     /// Workloads to measure over TCP
     #[arg(long, value_name = "LOAD,...", default_value = "get,mixed", value_delimiter = ',', value_enum)]
-    pub only: Vec<Load>,
+    pub only: Vec<MemcachedLoad>,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 /// A workload over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Load {
+pub enum MemcachedLoad {
     /// GET of each of --sizes
     Get,
     /// 90 % GET and 10 % SET, values of 64 KiB
@@ -52,7 +52,7 @@ pub enum Load {
 }
 
 impl Experiment for Memcached {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "memcached",
             "memcached whose values are sent by reference",
@@ -69,7 +69,7 @@ impl Experiment for Memcached {
             "memcached",
             "memcached --quick",
         ),
-        Entry {
+        ReportEntry {
             network: Some("veth-1500"),
             ..entry(
                 "memcached-veth-1500",
@@ -80,15 +80,15 @@ impl Experiment for Memcached {
             )
         },
     ];
-    const PLACE: u8 = 110;
+    const REPORT_POSITION: u8 = 110;
 
     fn run(&self) -> Result<Outcome> {
-        let launcher = begin()?;
-        if ![PLAIN_NAME, TWIN_NAME].iter().all(|name| launcher.beside(name).is_file()) {
+        let launcher = prepare_experiment()?;
+        if ![PLAIN_NAME, TWIN_NAME].iter().all(|name| launcher.sibling_program(name).is_file()) {
             eprintln!("uncopy: {PLAIN_NAME} and {TWIN_NAME} are not built; run make memcached first");
             return Ok(Outcome::Status(STATUS_USAGE));
         }
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             Ok(Report::of(self.measure(launcher, progress), render, plot))
         })
     }
@@ -97,8 +97,10 @@ impl Experiment for Memcached {
 impl Memcached {
     fn points(&self) -> Vec<Values> {
         let points = self.only.iter().flat_map(|load| match load {
-            Load::Get => self.sizes.iter().map(|size_bytes| Values::by_tcp(*size_bytes, u64::MAX)).collect(),
-            Load::Mixed => vec![Values::by_tcp(MIXED_BYTES, OPERATIONS_PER_SET)],
+            MemcachedLoad::Get => {
+                self.sizes.iter().map(|size_bytes| Values::by_tcp(*size_bytes, u64::MAX)).collect()
+            }
+            MemcachedLoad::Mixed => vec![Values::by_tcp(MIXED_BYTES, OPERATIONS_PER_SET)],
         });
         points.collect()
     }
@@ -109,10 +111,10 @@ impl Memcached {
         let measure = |values: &Values| {
             let size_bytes = values.size_bytes();
             let mut comparison = Comparison::new(values.title(), size_bytes as u64, &slices.sides)
-                .with("size", size_bytes as f64);
+                .with_parameter("size", size_bytes as f64);
             slices.run(launcher, &mut comparison, false, progress, |side| {
                 let name = if side == Side::Twin { TWIN_NAME } else { PLAIN_NAME };
-                values.start_own(&Stage::new(launcher, Under::Side(side), &programs), name)
+                values.start_own(&Environment::new(launcher, Wrapper::Side(side), &programs), name)
             });
             comparison
         };

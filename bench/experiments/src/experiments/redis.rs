@@ -5,16 +5,16 @@ use clap::{Args, ValueEnum};
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::{REDIS, Values};
-use crate::apps::{By, Point};
+use crate::apps::{Point, Scheme};
 use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
 use crate::kit::{
-    Entry, Experiment, Failure, Form, Outcome, Report, Result, Rivalry, amount, claim, count_parser, disk,
-    entry, measured, size_parser,
+    CommonOptions, ComparisonOptions, Experiment, Failure, Outcome, Report, ReportEntry, Result, claim,
+    count_parser, disk, entry, format_amount, run_with_noise_reduction, size_parser,
 };
 
 /// Space required in the temporary directory, bytes: many times the size to which a log grows.
-const ROOM_BYTES: u64 = 1 << 30;
+const MIN_FREE_BYTES: u64 = 1 << 30;
 
 /// Whether Redis keeps its append-only file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,13 +48,13 @@ pub struct Redis {
     #[arg(long, value_name = "N", default_value = "4", value_parser = count_parser())]
     pub clients: usize,
     #[command(flatten)]
-    pub rivalry: Rivalry,
+    pub comparison_options: ComparisonOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Redis {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "redis-set",
             "Redis, SET, append-only file on",
@@ -85,7 +85,7 @@ impl Experiment for Redis {
             "redis --workload ycsb-a --sizes 262144,1048576",
             "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
         ),
-        Entry {
+        ReportEntry {
             network: Some("veth-1500"),
             ..entry(
                 "redis-set-veth-1500",
@@ -95,7 +95,7 @@ impl Experiment for Redis {
                 "redis --quick --workload set --sizes 262144 --sides uncopy",
             )
         },
-        Entry {
+        ReportEntry {
             network: Some("veth-9000"),
             ..entry(
                 "redis-set-veth-9000",
@@ -106,15 +106,21 @@ impl Experiment for Redis {
             )
         },
     ];
-    const PLACE: u8 = 80;
+    const REPORT_POSITION: u8 = 80;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let programs = Programs::find(&[REDIS])?;
-            check_room()?;
-            let slices = self.rivalry.slices();
-            let comparisons =
-                measure::points(launcher, &programs, &self.points(), By::Slices, &slices, progress);
+            check_free_space()?;
+            let slices = self.comparison_options.slices();
+            let comparisons = measure::measure_points(
+                launcher,
+                &programs,
+                &self.points(),
+                Scheme::Slices,
+                &slices,
+                progress,
+            );
             let versions = programs.versions;
             Ok(Report { versions, ..Report::of(comparisons, measure::tables, measure::plot) })
         })
@@ -140,17 +146,17 @@ impl Redis {
 /// Checks that the disk does not fill even if logs are not trimmed for a while.
 ///
 /// # Errors
-/// [`Failure`] that says where there is too little room.
-pub fn check_room() -> Result<()> {
+/// [`Failure`] that names the file system with too little free space.
+pub fn check_free_space() -> Result<()> {
     let directory = std::env::temp_dir();
     let free_bytes = disk::free_bytes(&directory)?;
-    if free_bytes >= ROOM_BYTES {
+    if free_bytes >= MIN_FREE_BYTES {
         return Ok(());
     }
     Err(Failure::new(format!(
         "{} has {} free and {} are needed; set TMPDIR to a directory with more room",
         directory.display(),
-        amount(free_bytes),
-        amount(ROOM_BYTES)
+        format_amount(free_bytes),
+        format_amount(MIN_FREE_BYTES)
     )))
 }

@@ -10,14 +10,15 @@ use uncopy_testbed::package::on_path;
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::{REDIS, Values};
-use crate::apps::{By, Case, Effort, Point, memcached, nginx};
+use crate::apps::{Case, Effort, Point, Scheme, memcached, nginx};
 use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
 use crate::kit::processes::process::{self, Output};
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
-    Random, Report, Result, Rounds, Sample, Side, Slicing, Table, While, claim, compare, count_parser, entry,
-    figures, measured, number, print, size, size_parser,
+    Align, CommonOptions, Comparison, Experiment, Failure, Interval, Launcher, Metric, Outcome, Plot,
+    Progress, Random, Report, ReportEntry, Result, Rounds, Sample, Side, SlicingOptions, Table, While, claim,
+    compare, count_parser, entry, figures, format_number, format_size, print, run_with_noise_reduction,
+    size_parser,
 };
 
 /// Calls of memcpy in one sample, which take about a tenth of a second.
@@ -75,31 +76,31 @@ pub struct Small {
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Small {
-    const ENTRIES: &'static [Entry] = &[entry(
+    const ENTRIES: &'static [ReportEntry] = &[entry(
         "small",
         "Where there is nothing to gain",
         &[claim("zIO, §5.2.1", "SET of 8 KiB under the 16 KiB policy: 2 % slower.")],
         "small",
         "small --quick",
     )];
-    const PLACE: u8 = 90;
+    const REPORT_POSITION: u8 = 90;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let (mut own, mut servers) = (Vec::new(), Vec::new());
             for row in &self.only {
                 let mut server = |needs: &[Package], points: &[Point]| {
                     servers.extend(self.measure_server(launcher, needs, points, progress));
                 };
                 match row {
-                    Row::Memcached => server(memcached::TCP.needs, &smallest(&memcached::TCP)),
-                    Row::Nginx => server(nginx::STATIC.needs, &smallest(&nginx::STATIC)),
+                    Row::Memcached => server(memcached::TCP.packages, &smallest(&memcached::TCP)),
+                    Row::Nginx => server(nginx::STATIC.packages, &smallest(&nginx::STATIC)),
                     Row::Redis => {
                         let values = |workload| {
                             let (size_bytes, clients, append_only) = (SHORT_BYTES, self.clients, true);
@@ -130,13 +131,13 @@ impl Experiment for Small {
 
 impl Small {
     fn measure_memcpy(&self, launcher: &Launcher, progress: &mut Progress) -> Comparison {
-        let calls = if self.form.quick { QUICK_CALLS } else { CALLS };
-        let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
+        let calls = if self.common.quick { QUICK_CALLS } else { CALLS };
+        let title = format!("memcpy of {}", format_size(SHORT_BYTES as u64));
         let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
         Rounds::exactly(self.slicing.rounds).run_one(&mut short, progress, |side, _| {
             let arguments =
                 ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
-            let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
+            let output = process::run(launcher.bench_command(side, &arguments), "memcpy-loop", TIMEOUT)?;
             let notes = notes(&output);
             let output = output.success("memcpy-loop")?;
             let ns = output.stdout.trim().parse::<f64>();
@@ -159,7 +160,9 @@ impl Small {
     ) -> Vec<Comparison> {
         let slices = self.slicing.slices(&[Side::Uncopy]);
         match Programs::find(needs) {
-            Ok(programs) => measure::points(launcher, &programs, points, By::Slices, &slices, progress),
+            Ok(programs) => {
+                measure::measure_points(launcher, &programs, points, Scheme::Slices, &slices, progress)
+            }
             Err(missing) => {
                 let left_out = |point: &Point| {
                     let mut comparison = Comparison::new(&point.title, point.operation_bytes, &slices.sides);
@@ -243,9 +246,9 @@ fn measure_start(
     let expected =
         file.map_or(Ok(String::new()), |file| std::fs::read_to_string(file).doing("reading a short file"))?;
     let mut start = Comparison::new(format!("start of {name}"), 0, &SIDES);
-    progress.tell(start.title(), 0, 1, "both sides");
+    progress.report_round(start.title(), 0, 1, "both sides");
     for _ in 0..starts {
-        start.round(|side| {
+        start.run_round(|side| {
             let command: Command = launcher.command(side, program.as_os_str(), file.as_slice());
             let output = process::run(command, name, TIMEOUT)?;
             let notes = notes(&output);
@@ -283,12 +286,12 @@ fn render(comparisons: &[Comparison]) -> String {
         let more = comparison.difference(Side::Uncopy, TIME);
         table.row(vec![
             comparison.title().to_owned(),
-            number(median(Side::Plain)),
-            number(median(Side::Uncopy)),
+            format_number(median(Side::Plain)),
+            format_number(median(Side::Uncopy)),
             unit.to_owned(),
-            more.map_or_else(|| "-".to_owned(), |more| number(more.median * scale)),
+            more.map_or_else(|| "-".to_owned(), |more| format_number(more.median * scale)),
             more.map_or_else(String::new, |more| {
-                format!("{} to {}", number(more.low * scale), number(more.high * scale))
+                format!("{} to {}", format_number(more.low * scale), format_number(more.high * scale))
             }),
         ]);
     }

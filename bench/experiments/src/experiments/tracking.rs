@@ -17,9 +17,10 @@ use serde_json::json;
 use crate::kit::figures::median;
 use crate::kit::processes::signals::Requests;
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Judge, Latencies, Launcher, Metric, Outcome, Plot,
-    Progress, Random, Report, Result, Rounds, Sample, Side, Table, TemporaryDirectory, While, claim, compare,
-    count_parser, entry, figure, measured, number, print, start_server,
+    Align, CommonOptions, Comparison, Criterion, Experiment, Failure, Latencies, Launcher, Metric, Outcome,
+    Plot, Progress, Random, Report, ReportEntry, Result, Rounds, Sample, Side, Table, TemporaryDirectory,
+    While, claim, compare, count_parser, entry, format_figure, format_number, print,
+    run_with_noise_reduction, start_server,
 };
 use crate::servers::echo::server::{Buffer, PAGE_BYTES, shuffled};
 
@@ -54,12 +55,12 @@ pub struct Tracking {
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Tracking {
-    const ENTRIES: &'static [Entry] = &[Entry {
-        judge: Judge::Cost,
+    const ENTRIES: &'static [ReportEntry] = &[ReportEntry {
+        criterion: Criterion::NotJudged,
         ..entry(
             "tracking",
             "What keeping track of a copy costs",
@@ -71,10 +72,10 @@ impl Experiment for Tracking {
             "tracking --quick",
         )
     }];
-    const PLACE: u8 = 70;
+    const REPORT_POSITION: u8 = 70;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             Ok(Report::of(self.measure(launcher, progress), render, plot))
         })
     }
@@ -107,7 +108,7 @@ impl Tracking {
         let comparison = |views: &usize| {
             let title = format!("copy of 4 KiB, {views} views");
             let mut comparison =
-                Comparison::new(&title, PAGE_BYTES as u64, &SIDES).with("views", *views as f64);
+                Comparison::new(&title, PAGE_BYTES as u64, &SIDES).with_parameter("views", *views as f64);
             Rounds::exactly(self.rounds).run_one(&mut comparison, progress, |side, _| {
                 sample(launcher, side, *views, u64::from(self.calls))
             });
@@ -145,32 +146,32 @@ fn time_copies(views: usize, calls: u64) -> Result<Times> {
         (0..targets).map(|_| Buffer::aligned(TARGET_PAGES * PAGE_BYTES)).collect::<io::Result<Vec<_>>>();
     let targets = targets.doing("allocating the targets")?;
     // Index of the source page that each page holds.
-    let mut held = vec![0usize; views];
+    let mut source_pages = vec![0usize; views];
     let mut copied = 0usize;
-    let mut copy = |held: &mut Vec<usize>| {
+    let mut copy = |source_pages: &mut Vec<usize>| {
         let page = shuffled(copied % views, 1, views);
         // The index differs from the page's previous one, and from the successor of its neighbour's.
-        held[page] = (copied.wrapping_mul(37) + page * 7) % SOURCE_PAGES;
+        source_pages[page] = (copied.wrapping_mul(37) + page * 7) % SOURCE_PAGES;
         copied += 1;
         let (target, within) = (&targets[page / TARGET_PAGES], page % TARGET_PAGES * PAGE_BYTES);
         // SAFETY: memcpy(3) requires two pages that do not overlap: they lie in separate blocks, as
-        // `held[page]` is below SOURCE_PAGES and `within` below TARGET_PAGES pages. The source is initialised.
+        // `source_pages[page]` is below SOURCE_PAGES and `within` below TARGET_PAGES pages. The source is initialised.
         unsafe {
             libc::memcpy(
                 black_box(target.start().byte_add(within)),
-                black_box(source.start().byte_add(held[page] * PAGE_BYTES)),
+                black_box(source.start().byte_add(source_pages[page] * PAGE_BYTES)),
                 black_box(PAGE_BYTES),
             )
         };
     };
     for _ in 0..views {
-        copy(&mut held);
+        copy(&mut source_pages);
     }
     let mut times = Latencies::default();
     for _ in 0..calls.div_ceil(BATCH as u64).max(1) {
         let begin = Instant::now();
         for _ in 0..BATCH {
-            copy(&mut held);
+            copy(&mut source_pages);
         }
         times.record(begin.elapsed());
     }
@@ -183,7 +184,7 @@ fn time_copies(views: usize, calls: u64) -> Result<Times> {
         // SAFETY: the page lies inside its target, as `within` is below TARGET_PAGES pages, and is initialised,
         // because every page was copied to at least once.
         let found = unsafe { std::slice::from_raw_parts(begin.byte_add(within), PAGE_BYTES) };
-        let expected = &bytes[held[page] * PAGE_BYTES..][..PAGE_BYTES];
+        let expected = &bytes[source_pages[page] * PAGE_BYTES..][..PAGE_BYTES];
         compare(expected, found)
             .map_err(|mismatch| Failure::new(format!("wrong copy in page {page}: {mismatch}")))?;
         verified_bytes += PAGE_BYTES as u64;
@@ -206,7 +207,7 @@ fn receive(buffer: &Buffer, bytes: &[u8]) -> Result<()> {
 fn sample(launcher: &Launcher, side: Side, views: usize, calls: u64) -> Result<Sample> {
     let arguments = ["view-loop".to_owned(), format!("--views={views}"), format!("--calls={calls}")];
     let directory = TemporaryDirectory::make()?;
-    let mut server = start_server(launcher.bench(side, &arguments), "view-loop", directory)?;
+    let mut server = start_server(launcher.bench_command(side, &arguments), "view-loop", directory)?;
     let line = server.first_line()?;
     let times: Times = serde_json::from_str(&line)
         .map_err(|_| Failure::new(format!("view-loop wrote \"{}\"", line.escape_debug())))?;
@@ -238,7 +239,7 @@ fn render(comparisons: &[Comparison]) -> String {
         ("spread", Right),
     ]);
     for comparison in comparisons {
-        let ns = |side, metric| figure(median(comparison, side, metric).map(|us| us * 1e3));
+        let ns = |side, metric| format_figure(median(comparison, side, metric).map(|us| us * 1e3));
         let p99: Metric = |sample| sample.latency_p99_us;
         let spread = comparison.figure(Side::Always, TIME).map(|spread| spread.scaled(1e3));
         table.row(vec![
@@ -247,8 +248,9 @@ fn render(comparisons: &[Comparison]) -> String {
             ns(Side::Plain, p99),
             ns(Side::Always, TIME),
             ns(Side::Always, p99),
-            spread
-                .map_or_else(String::new, |spread| format!("{}–{}", number(spread.low), number(spread.high))),
+            spread.map_or_else(String::new, |spread| {
+                format!("{}–{}", format_number(spread.low), format_number(spread.high))
+            }),
         ]);
     }
     format!(

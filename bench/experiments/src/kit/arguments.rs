@@ -11,16 +11,16 @@ use crate::kit::side::Side;
 use crate::kit::slices::Slices;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
-const SIZE_LIMIT_BYTES: usize = 512 << 20;
+const MAX_SIZE_BYTES: usize = 512 << 20;
 
-/// Returns a parser of a byte count from 1 to `most`. All sizes on the command line go through this parser.
-pub fn bytes_parser(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    move |text| size::parse_within(text, 1..=most)
+/// Returns a parser of a byte count from 1 to `max`. All sizes on the command line go through this parser.
+pub fn bytes_parser(max: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| size::parse_within(text, 1..=max)
 }
 
 /// Returns a parser of a message or value length, bytes.
 pub fn size_parser() -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    bytes_parser(SIZE_LIMIT_BYTES)
+    bytes_parser(MAX_SIZE_BYTES)
 }
 
 pub fn copies_parser() -> RangedU64ValueParser<usize> {
@@ -45,13 +45,13 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// Returns the command-line spelling of `value`.
-pub fn word(value: &impl ValueEnum) -> String {
+pub fn cli_name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Output options of an experiment.
 #[derive(Clone, Debug, Default, Args)]
-pub struct Form {
+pub struct CommonOptions {
     /// Measure less and shorter: a few seconds, figures too rough for conclusions
     #[arg(long)]
     pub quick: bool,
@@ -65,7 +65,7 @@ pub struct Form {
 
 /// Options of a case that is measured by slices.
 #[derive(Clone, Debug, Args)]
-pub struct Slicing {
+pub struct SlicingOptions {
     /// Rounds that count, at least; each loads every side once, for a slice
     #[arg(long, value_name = "N", default_value = "25", default_value_if("quick", "true", "7"), value_parser = count_parser())]
     pub rounds: usize,
@@ -86,7 +86,7 @@ pub struct Slicing {
     pub keep_disturbed: bool,
 }
 
-impl Slicing {
+impl SlicingOptions {
     /// Returns the measurement parameters: plain, plain again, and `sides`, each once.
     #[must_use]
     pub fn slices(&self, sides: &[Side]) -> Slices {
@@ -97,16 +97,16 @@ impl Slicing {
             }
         }
         let Self { rounds, processes, seconds: time, slice, warm_up, keep_disturbed } = *self;
-        let (rest, cycle) = (Duration::ZERO, None);
-        Slices { sides: all, processes, rounds, time, slice, rest, warm_up, keep_disturbed, cycle }
+        let (pause, cycle) = (Duration::ZERO, None);
+        Slices { sides: all, processes, rounds, time, slice, pause, warm_up, keep_disturbed, cycle }
     }
 }
 
 /// Options of an application case that is measured by slices, with the sides to compare.
 #[derive(Clone, Debug, Args)]
-pub struct Rivalry {
+pub struct ComparisonOptions {
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     /// Sides compared with plain: uncopy, and its alternatives
     #[arg(
         long,
@@ -118,7 +118,7 @@ pub struct Rivalry {
     pub sides: Vec<Side>,
 }
 
-impl Rivalry {
+impl ComparisonOptions {
     /// Returns the measurement parameters, without [`Side::Limit`]: no application has a version without copies.
     #[must_use]
     pub fn slices(&self) -> Slices {

@@ -1,17 +1,17 @@
-//! Aims from the papers' results and of this project, each hit or missed.
+//! Goals: ratios that cases are meant to reach, from the papers' results and of this project.
 
 use crate::kit::Interval;
 use crate::kit::verdict::MIN_ROUNDS;
 use crate::results::model::{Quantity, Results};
-use crate::results::pool::Pooled;
+use crate::results::pool::PooledCase;
 
 /// A ratio that a case is meant to reach.
 #[derive(Clone, Copy, Debug)]
-pub struct Aim {
-    /// The paper and its figure; empty for this project's own aims.
+pub struct Goal {
+    /// The paper and its figure; empty for this project's own goals.
     source: &'static str,
     /// Description of the ratio, without the number in `bound`.
-    what: &'static str,
+    description: &'static str,
     /// The experiment and the title of the case.
     case: (&'static str, &'static str),
     /// The side of uncopy that is judged.
@@ -31,26 +31,26 @@ enum Bound {
     AtMost(f64),
 }
 
-/// The result of an aim.
+/// The result of a goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum GoalResult {
     /// The whole interval meets the bound.
-    Hit,
+    Met,
     /// No part of the interval meets the bound.
     Missed,
     /// The bound lies within the interval.
-    Open,
+    Undecided,
     /// Nothing was measured, or too few rounds.
     NotMeasured,
 }
 
-impl Outcome {
+impl GoalResult {
     /// Returns the text in tables.
-    const fn words(self) -> &'static str {
+    const fn text(self) -> &'static str {
         match self {
-            Self::Hit => "hit",
+            Self::Met => "hit",
             Self::Missed => "**missed**",
-            Self::Open => "open: within the interval",
+            Self::Undecided => "open: within the interval",
             Self::NotMeasured => "not measured",
         }
     }
@@ -58,29 +58,29 @@ impl Outcome {
 
 const RATE: (Quantity, &str) = (Quantity::Rate, "plain");
 
-const fn aim(
+const fn goal(
     source: &'static str,
-    what: &'static str,
+    description: &'static str,
     case: (&'static str, &'static str),
     ratio: (Quantity, &'static str),
     bound: Bound,
-) -> Aim {
-    Aim { source, what, case, side: "uncopy", ratio, bound }
+) -> Goal {
+    Goal { source, description, case, side: "uncopy", ratio, bound }
 }
 
 const fn rate(
     source: &'static str,
-    what: &'static str,
+    description: &'static str,
     case: (&'static str, &'static str),
     at_least: f64,
-) -> Aim {
-    aim(source, what, case, RATE, Bound::AtLeast(at_least))
+) -> Goal {
+    goal(source, description, case, RATE, Bound::AtLeast(at_least))
 }
 
 /// Results of the papers. Each figure was measured on the paper's own stack and machine.
-pub const OF_PAPERS: &[Aim] = &[
+pub const PAPER_GOALS: &[Goal] = &[
     rate("zIO, Figure 4", "echo of 512 KiB, 12 copies: rate", ("copies", "echo 512 KiB, 12 copies"), 3.8),
-    aim(
+    goal(
         "zIO, Figure 4",
         "the same: rate over that without copies",
         ("copies", "echo 512 KiB, 12 copies"),
@@ -110,7 +110,7 @@ pub const OF_PAPERS: &[Aim] = &[
         1.16,
     ),
     rate("zIO, §5.4", "a store that checksums all: rate", ("checksum", "store 1 MiB, 2 copies"), 0.98),
-    Aim {
+    Goal {
         side: "twin",
         ..rate(
             "ZCopy, Figure 8",
@@ -120,7 +120,7 @@ pub const OF_PAPERS: &[Aim] = &[
         )
     },
     rate("ZCopy, Figure 10", "Varnish 6 KiB: rate", ("apps-varnish", "varnish 6 KiB"), 1.07),
-    aim(
+    goal(
         "Zero-Copy lab",
         "a file by read and send: time",
         ("lab", "file of 1 GiB"),
@@ -129,100 +129,105 @@ pub const OF_PAPERS: &[Aim] = &[
     ),
 ];
 
-/// Returns an aim of this project: a lower bound on a rate.
-const fn own(what: &'static str, case: (&'static str, &'static str), at_least: f64) -> Aim {
-    rate("", what, case, at_least)
+/// Returns a goal of this project: a lower bound on a rate.
+const fn project_rate(description: &'static str, case: (&'static str, &'static str), at_least: f64) -> Goal {
+    rate("", description, case, at_least)
 }
 
-const fn twin(what: &'static str, case: (&'static str, &'static str), at_least: f64) -> Aim {
-    Aim { side: "twin", ..own(what, case, at_least) }
+const fn twin(description: &'static str, case: (&'static str, &'static str), at_least: f64) -> Goal {
+    Goal { side: "twin", ..project_rate(description, case, at_least) }
 }
 
-const fn own_cost(what: &'static str, case: (&'static str, &'static str), of: Quantity, at_most: f64) -> Aim {
-    aim("", what, case, (of, "plain"), Bound::AtMost(at_most))
+const fn project_cost(
+    description: &'static str,
+    case: (&'static str, &'static str),
+    of: Quantity,
+    at_most: f64,
+) -> Goal {
+    goal("", description, case, (of, "plain"), Bound::AtMost(at_most))
 }
 
 const MIXED_VALUES: (&str, &str) = ("memory", "redis memory, mixed values");
 
-/// Further aims of this project.
-pub const OWN: &[Aim] = &[
-    own("echo of 8 KiB, 5 copies: rate", ("sizes", "echo 8 KiB, 5 copies"), 0.98),
-    aim(
+/// Further goals of this project.
+pub const PROJECT_GOALS: &[Goal] = &[
+    project_rate("echo of 8 KiB, 5 copies: rate", ("sizes", "echo 8 KiB, 5 copies"), 0.98),
+    goal(
         "",
         "echo of 64 KiB, 5 copies: rate over that without copies",
         ("sizes", "echo 64 KiB, 5 copies"),
         (Quantity::Rate, "0 copies"),
         Bound::AtLeast(0.95),
     ),
-    own("Redis SET 64 KiB: rate", ("redis-set", "redis SET 64 KiB"), 1.15),
-    own("Redis SET 256 KiB: rate", ("redis-set", "redis SET 256 KiB"), 1.5),
-    own("Redis SET 1 MiB: rate", ("redis-set", "redis SET 1 MiB"), 2.0),
-    own("Redis YCSB A 256 KiB: rate", ("redis-ycsb-a", "redis YCSB A 256 KiB"), 1.3),
-    own("Redis YCSB A 1 MiB: rate", ("redis-ycsb-a", "redis YCSB A 1 MiB"), 1.5),
-    own("Redis SET 64 B: rate", ("small", "redis SET 64 B"), 0.99),
-    own("memcached GET 100 B: rate", ("small", "memcached GET 100 B"), 0.99),
-    own("nginx 1 KiB: rate", ("small", "nginx 1 KiB, sendfile on"), 0.99),
-    own_cost("Redis, mixed values: memory", MIXED_VALUES, Quantity::Memory, 1.15),
-    own_cost("Redis, mixed values: processor time", MIXED_VALUES, Quantity::Cpu, 1.03),
+    project_rate("Redis SET 64 KiB: rate", ("redis-set", "redis SET 64 KiB"), 1.15),
+    project_rate("Redis SET 256 KiB: rate", ("redis-set", "redis SET 256 KiB"), 1.5),
+    project_rate("Redis SET 1 MiB: rate", ("redis-set", "redis SET 1 MiB"), 2.0),
+    project_rate("Redis YCSB A 256 KiB: rate", ("redis-ycsb-a", "redis YCSB A 256 KiB"), 1.3),
+    project_rate("Redis YCSB A 1 MiB: rate", ("redis-ycsb-a", "redis YCSB A 1 MiB"), 1.5),
+    project_rate("Redis SET 64 B: rate", ("small", "redis SET 64 B"), 0.99),
+    project_rate("memcached GET 100 B: rate", ("small", "memcached GET 100 B"), 0.99),
+    project_rate("nginx 1 KiB: rate", ("small", "nginx 1 KiB, sendfile on"), 0.99),
+    project_cost("Redis, mixed values: memory", MIXED_VALUES, Quantity::Memory, 1.15),
+    project_cost("Redis, mixed values: processor time", MIXED_VALUES, Quantity::Cpu, 1.03),
     twin("memcached GET 1 KiB, twin memory: rate", ("memcached", "memcached GET 1 KiB"), 0.99),
     twin("memcached GET 1 MiB, twin memory: rate", ("memcached", "memcached GET 1 MiB"), 1.5),
 ];
 
-impl Aim {
-    /// Returns the measured ratio, and whether it meets the aim.
-    fn outcome(&self, results: &Results) -> (Option<Interval>, Outcome) {
+impl Goal {
+    /// Returns the measured ratio, and whether it meets the goal.
+    fn result(&self, results: &Results) -> (Option<Interval>, GoalResult) {
         let (id, title) = self.case;
         let (of, over) = self.ratio;
-        let ratio = Pooled::find(results, id, title)
-            .filter(|case| case.obstacle().is_none() && case.rounds() >= MIN_ROUNDS)
+        let ratio = PooledCase::find(results, id, title)
+            .filter(|case| case.obstacle().is_none() && case.round_count() >= MIN_ROUNDS)
             .and_then(|case| case.ratio(self.side, of, over));
-        (ratio, ratio.map_or(Outcome::NotMeasured, |ratio| self.bound.outcome(ratio)))
+        (ratio, ratio.map_or(GoalResult::NotMeasured, |ratio| self.bound.result(ratio)))
     }
 }
 
-/// Returns the results of `aims` as table rows below a heading.
+/// Returns the results of `goals` as table rows below a heading.
 #[must_use]
-pub fn table(aims: &[Aim], results: &Results) -> String {
+pub fn table(goals: &[Goal], results: &Results) -> String {
     let mut lines = vec!["| | what, over plain | aim | measured | |\n|---|---|---|---|---|".to_owned()];
-    for aim in aims {
-        let (ratio, outcome) = aim.outcome(results);
+    for goal in goals {
+        let (ratio, result) = goal.result(results);
         let ratio = ratio.map_or_else(String::new, |ratio| ratio.to_string());
         // Text of our own needs no escaping.
-        let Aim { source, what, bound, .. } = aim;
-        lines.push(format!("| {source} | {what} | {} | {ratio} | {} |", bound.words(), outcome.words()));
+        let Goal { source, description, bound, .. } = goal;
+        lines.push(format!("| {source} | {description} | {} | {ratio} | {} |", bound.text(), result.text()));
     }
     lines.join("\n")
 }
 
-/// Returns the numbers of `aims` hit, missed, and neither.
+/// Returns the numbers of `goals` that are met, missed, and undecided or not measured.
 #[must_use]
-pub fn count(aims: &[Aim], results: &Results) -> [usize; 3] {
+pub fn count(goals: &[Goal], results: &Results) -> [usize; 3] {
     let mut counts = [0; 3];
-    for aim in aims {
-        counts[match aim.outcome(results).1 {
-            Outcome::Hit => 0,
-            Outcome::Missed => 1,
-            Outcome::Open | Outcome::NotMeasured => 2,
+    for goal in goals {
+        counts[match goal.result(results).1 {
+            GoalResult::Met => 0,
+            GoalResult::Missed => 1,
+            GoalResult::Undecided | GoalResult::NotMeasured => 2,
         }] += 1;
     }
     counts
 }
 
 impl Bound {
-    fn outcome(self, ratio: Interval) -> Outcome {
-        let (is_hit, is_missed) = match self {
+    fn result(self, ratio: Interval) -> GoalResult {
+        let (is_met, is_missed) = match self {
             Self::AtLeast(least) => (ratio.low >= least, ratio.high < least),
             Self::AtMost(most) => (ratio.high <= most, ratio.low > most),
         };
         match () {
-            () if is_hit => Outcome::Hit,
-            () if is_missed => Outcome::Missed,
-            () => Outcome::Open,
+            () if is_met => GoalResult::Met,
+            () if is_missed => GoalResult::Missed,
+            () => GoalResult::Undecided,
         }
     }
 
     /// Returns the text in tables.
-    fn words(self) -> String {
+    fn text(self) -> String {
         match self {
             Self::AtLeast(least) => format!("at least {least}"),
             Self::AtMost(most) => format!("at most {most}"),
@@ -233,36 +238,41 @@ impl Bound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::judge::is_uncopy;
+    use crate::results::judge::is_uncopy_side;
     use crate::results::pool::tests::{case, results};
-    use crate::results::register::find;
+    use crate::results::register::find_entry;
 
     #[test]
-    fn every_aim_is_in_an_entry() {
-        for aim in OF_PAPERS.iter().chain(OWN) {
-            assert!(find(aim.case.0).is_some() && is_uncopy(aim.side), "{}: {}", aim.source, aim.what);
+    fn every_goal_is_in_an_entry() {
+        for goal in PAPER_GOALS.iter().chain(PROJECT_GOALS) {
+            assert!(
+                find_entry(goal.case.0).is_some() && is_uncopy_side(goal.side),
+                "{}: {}",
+                goal.source,
+                goal.description
+            );
         }
     }
 
     #[test]
-    fn an_aim_is_hit_only_by_the_whole_interval() {
+    fn a_goal_is_met_only_by_the_whole_interval() {
         let interval = Interval { median: 1.2, low: 1.1, high: 1.3 };
-        for (bound, outcome) in [
-            (Bound::AtLeast(1.1), Outcome::Hit),
-            (Bound::AtLeast(1.2), Outcome::Open),
-            (Bound::AtLeast(1.31), Outcome::Missed),
-            (Bound::AtMost(1.3), Outcome::Hit),
-            (Bound::AtMost(1.2), Outcome::Open),
-            (Bound::AtMost(1.0), Outcome::Missed),
+        for (bound, result) in [
+            (Bound::AtLeast(1.1), GoalResult::Met),
+            (Bound::AtLeast(1.2), GoalResult::Undecided),
+            (Bound::AtLeast(1.31), GoalResult::Missed),
+            (Bound::AtMost(1.3), GoalResult::Met),
+            (Bound::AtMost(1.2), GoalResult::Undecided),
+            (Bound::AtMost(1.0), GoalResult::Missed),
         ] {
-            assert_eq!(bound.outcome(interval), outcome, "{bound:?}");
+            assert_eq!(bound.result(interval), result, "{bound:?}");
         }
-        let aim = rate("paper", "what", ("redis-get", "get"), 0.5);
+        let goal = rate("paper", "what", ("redis-get", "get"), 0.5);
         let results = results("redis-get", &[vec![case("get", "uncopy", &[0.9; 5])]]);
-        assert_eq!((aim.outcome(&results).1, count(&[aim], &results)), (Outcome::Hit, [1, 0, 0]));
-        assert_eq!(aim.outcome(&Results::default()), (None, Outcome::NotMeasured));
+        assert_eq!((goal.result(&results).1, count(&[goal], &results)), (GoalResult::Met, [1, 0, 0]));
+        assert_eq!(goal.result(&Results::default()), (None, GoalResult::NotMeasured));
         assert!(
-            table(&[aim], &results).ends_with("| paper | what | at least 0.5 | 0.99 [0.99–0.99] | hit |")
+            table(&[goal], &results).ends_with("| paper | what | at least 0.5 | 0.99 [0.99–0.99] | hit |")
         );
     }
 }

@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 
 use uncopy_html::quantity;
 
-use crate::kit::verdict::{DIFFERENCE, Verdict, by_chance};
-use crate::kit::{Interval, Judge, Side};
-use crate::results::goals::{self, OF_PAPERS, OWN};
-use crate::results::headline::{Row, rows, shown};
-use crate::results::judge::{self, Judgement, Needed};
-use crate::results::markdown::{cells, text};
+use crate::kit::verdict::{MIN_DIFFERENCE, Verdict, expected_false_differences};
+use crate::kit::{Criterion, Interval, Side};
+use crate::results::goals::{self, PAPER_GOALS, PROJECT_GOALS};
+use crate::results::headline::{Row, ratio_text, rows};
+use crate::results::judge::{self, Judgement, MinMeasurements};
+use crate::results::markdown::{escape, table_row};
 use crate::results::model::{Quantity, Results};
-use crate::results::pool::Pooled;
-use crate::results::register::{HEADLINES, find};
+use crate::results::pool::PooledCase;
+use crate::results::register::{HEADLINES, find_entry};
 
 /// Maximum number of cases besides the headlines that are named where uncopy costs.
 const MAX_NAMED: usize = 8;
@@ -42,13 +42,13 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
     );
     line("|---|---|---|---|---|---|---|---:|---:|");
     for row in &rows {
-        if let Ok((case, judgement)) = &row.judged {
-            line(&line_of(row, case, judgement));
+        if let Ok((case, judgement)) = &row.result {
+            line(&case_row(row, case, judgement));
         }
     }
     let mut missing: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for row in &rows {
-        if let Err(why) = &row.judged {
+        if let Err(why) = &row.result {
             missing.entry(why).or_default().push(row.headline.name);
         }
     }
@@ -56,19 +56,19 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
         line("\nNot measured well enough:\n");
     }
     for (why, names) in missing {
-        line(&format!("- {}: {}.", names.join("; "), text(why)));
+        line(&format!("- {}: {}.", names.join("; "), escape(why)));
     }
-    line(&format!("\nHow to read it:\n\n{HOW_TO_READ}\n{}", controls(results, &rows)));
+    line(&format!("\nHow to read it:\n\n{HOW_TO_READ}\n{}", noise_controls(results, &rows)));
     line("\n## Where it does not help\n");
-    line(&losses(results, &rows));
-    line(&format!("\n## What the papers reached\n\n{}", goals::table(OF_PAPERS, results)));
-    let [hit, missed, open] = goals::count(OWN, results);
-    let all = OWN.len();
+    line(&losing_cases(results, &rows));
+    line(&format!("\n## What the papers reached\n\n{}", goals::table(PAPER_GOALS, results)));
+    let [met, missed, open] = goals::count(PROJECT_GOALS, results);
+    let all = PROJECT_GOALS.len();
     line(&format!(
-        "\nOf this project's own {all} aims {hit} are hit, {missed} are missed, and {open} are open or not measured \
+        "\nOf this project's own {all} aims {met} are hit, {missed} are missed, and {open} are open or not measured \
          (`{details}`)."
     ));
-    line(&format!("\n## Where it was measured\n\n{}", machine(results)));
+    line(&format!("\n## Where it was measured\n\n{}", machine_text(results)));
     line(&format!(
         "\nEvery sample: `results/results.json`. `uncopy-bench report --from results/results.json` makes this page again, and `{details}`: every experiment with its command, what the papers say of it, and its table."
     ));
@@ -83,17 +83,17 @@ const HOW_TO_READ: &str = "\
 - ns apart: what a cache line takes from the server's processor to the clients' and back, in each run; rounds at another distance are dropped. A virtual machine's host moves its processors about. Where they share a core, the copies at the socket cost least, and those inside the program, which uncopy elides, are most of the work; where they share no cache, it is the other way round.";
 
 /// Returns the case's line of the table.
-fn line_of(row: &Row<'_>, case: &Pooled<'_>, judgement: &Judgement) -> String {
+fn case_row(row: &Row<'_>, case: &PooledCase<'_>, judgement: &Judgement) -> String {
     let own = row.headline.side;
     let best = row.over_best().map_or_else(String::new, |(ratio, over)| stacked(ratio, &format!(" {over}")));
     let ratio = |side, of| row.ratio(side, of).map_or_else(String::new, |ratio| stacked(ratio, ""));
     let verdict = match judgement.verdict {
         // The interval already shows between which ratios.
-        Verdict::Between(..) => "undecided".to_owned(),
+        Verdict::Undecided(..) => "undecided".to_owned(),
         verdict => verdict.to_string(),
     };
-    let difference = case.difference(own, judgement.of, judgement.over);
-    cells(&[
+    let difference = case.run_difference(own, judgement.of, judgement.over);
+    table_row(&[
         row.headline.name,
         &best,
         &ratio(own, Quantity::Cpu),
@@ -118,7 +118,7 @@ fn stacked(ratio: Interval, of: &str) -> String {
 pub fn summary(results: &Results) -> String {
     let verdicts: Vec<Option<Verdict>> = rows(results)
         .iter()
-        .map(|row| row.judged.as_ref().ok().map(|(_, judgement)| judgement.verdict))
+        .map(|row| row.result.as_ref().ok().map(|(_, judgement)| judgement.verdict))
         .collect();
     let count = |is: fn(&Verdict) -> bool| verdicts.iter().flatten().filter(|verdict| is(verdict)).count();
     format!(
@@ -128,35 +128,38 @@ pub fn summary(results: &Results) -> String {
         verdicts.len(),
         count(|verdict| matches!(verdict, Verdict::Costs)),
         count(|verdict| matches!(verdict, Verdict::Harmless)),
-        count(|verdict| matches!(verdict, Verdict::Between(..) | Verdict::TooFewRounds)),
+        count(|verdict| matches!(verdict, Verdict::Undecided(..) | Verdict::TooFewRounds)),
         verdicts.iter().filter(|verdict| verdict.is_none()).count(),
     )
 }
 
 /// Describes the effect of chance: the expected number of false differences, and the verdicts on plain beside itself.
-fn controls(results: &Results, rows: &[Row<'_>]) -> String {
-    let known: Vec<&Pooled<'_>> = rows.iter().filter_map(|row| Some(&row.judged.as_ref().ok()?.0)).collect();
+fn noise_controls(results: &Results, rows: &[Row<'_>]) -> String {
+    let known: Vec<&PooledCase<'_>> =
+        rows.iter().filter_map(|row| Some(&row.result.as_ref().ok()?.0)).collect();
     let judged = known.len();
-    let again = |case: &Pooled<'_>| {
+    let again = |case: &PooledCase<'_>| {
         let ratio = case.ratio(Side::PlainAgain.name(), Quantity::Cpu, PLAIN)?;
-        Some((ratio, Verdict::of(ratio, case.rounds())))
+        Some((ratio, Verdict::of(ratio, case.round_count())))
     };
-    let beside: Vec<(Interval, Verdict)> =
-        cases(results).iter().filter_map(|(id, title)| again(&Pooled::find(results, id, title)?)).collect();
+    let beside: Vec<(Interval, Verdict)> = all_cases(results)
+        .iter()
+        .filter_map(|(id, title)| again(&PooledCase::find(results, id, title)?))
+        .collect();
     let differing: Vec<String> = beside
         .iter()
         .filter(|(_, verdict)| verdict.is_difference())
         .map(|(ratio, _)| ratio.to_string())
         .collect();
-    let Needed { rounds, processes } = Needed::of(results);
+    let MinMeasurements { rounds, processes } = MinMeasurements::of(results);
     let mut words = format!(
         "- {} rounds of {} fresh processes of each side; at least {rounds} and {processes} for each case. {} rounds more, \
          which others disturbed, were dropped.\n\
          - Chance: of {judged} verdicts in the table up to {:.1} would say that there is a difference where there is none.",
-        known.iter().map(|case| case.rounds()).sum::<usize>(),
-        known.iter().map(|case| case.processes()).sum::<usize>(),
-        known.iter().map(|case| case.dropped()).sum::<usize>(),
-        by_chance(judged)
+        known.iter().map(|case| case.round_count()).sum::<usize>(),
+        known.iter().map(|case| case.process_count()).sum::<usize>(),
+        known.iter().map(|case| case.dropped_count()).sum::<usize>(),
+        expected_false_differences(judged)
     );
     if !beside.is_empty() {
         let medians: Vec<f64> = beside.iter().map(|(ratio, _)| ratio.median).collect();
@@ -173,7 +176,7 @@ fn controls(results: &Results, rows: &[Row<'_>]) -> String {
 }
 
 /// Returns every case once, as experiment and title.
-fn cases(results: &Results) -> BTreeSet<(&str, &str)> {
+fn all_cases(results: &Results) -> BTreeSet<(&str, &str)> {
     let experiments = results.runs.iter().flat_map(|run| &run.experiments);
     experiments
         .flat_map(|measured| measured.cases.iter().map(|case| (measured.id.as_str(), case.title.as_str())))
@@ -181,38 +184,38 @@ fn cases(results: &Results) -> BTreeSet<(&str, &str)> {
 }
 
 /// A case of uncopy that is neither a headline nor about memory.
-struct Other<'a> {
+struct OtherCase<'a> {
     title: &'a str,
     experiment: &'static str,
     judgement: Judgement,
 }
 
-fn others(results: &Results) -> Vec<Other<'_>> {
-    let is_told = |id: &str, title: &str| {
-        HEADLINES.iter().any(|known| (known.entry, known.case) == (id, title)) || is_of_memory(id)
+fn other_cases(results: &Results) -> Vec<OtherCase<'_>> {
+    let is_listed_elsewhere = |id: &str, title: &str| {
+        HEADLINES.iter().any(|known| (known.entry, known.case) == (id, title)) || is_memory_entry(id)
     };
     let judged = |(id, title): (&str, &'_ str)| {
-        let entry = find(id)?;
-        let case = Pooled::find(results, id, title)?;
+        let entry = find_entry(id)?;
+        let case = PooledCase::find(results, id, title)?;
         let sides = [Side::Uncopy.name(), Side::Twin.name()];
         sides
             .iter()
-            .find_map(|side| judge::judge(&case, side, entry.judge))
+            .find_map(|side| judge::judge(&case, side, entry.criterion))
             .map(|judgement| (entry.title, judgement))
     };
-    let all = cases(results).into_iter().filter(|(id, title)| !is_told(id, title));
+    let all = all_cases(results).into_iter().filter(|(id, title)| !is_listed_elsewhere(id, title));
     all.filter_map(|(id, title)| {
         let (experiment, judgement) = judged((id, title))?;
-        Some(Other { title, experiment, judgement })
+        Some(OtherCase { title, experiment, judgement })
     })
     .collect()
 }
 
 /// Lists the cases that cost, the worst first, with the numbers of the other cases.
-fn losses(results: &Results, rows: &[Row<'_>]) -> String {
+fn losing_cases(results: &Results, rows: &[Row<'_>]) -> String {
     let mut lines = Vec::new();
     for row in rows {
-        let Ok((case, Judgement { ratio, of, over, verdict })) = &row.judged else { continue };
+        let Ok((case, Judgement { ratio, of, over, verdict })) = &row.result else { continue };
         let name = row.headline.name;
         if *verdict == Verdict::Costs {
             lines.push(format!("- **{name}**: {ratio} of the processor time that {over} takes."));
@@ -220,26 +223,26 @@ fn losses(results: &Results, rows: &[Row<'_>]) -> String {
         }
         // A case that is fine in the median may cost in single processes.
         let processes = case.by_process(row.headline.side, *of, over);
-        let costly: Vec<Interval> = processes.filter(|ratio| ratio.low > 1.0 + DIFFERENCE).collect();
+        let costly: Vec<Interval> = processes.filter(|ratio| ratio.low > 1.0 + MIN_DIFFERENCE).collect();
         if let Some(worst) = costly.iter().max_by(|one, other| one.median.total_cmp(&other.median)) {
-            let (some, all) = (costly.len(), case.processes());
+            let (some, all) = (costly.len(), case.process_count());
             lines.push(format!(
                 "- **{name}** in {some} of {all} processes: {worst} of {over}'s in the worst."
             ));
         }
     }
-    let others = others(results);
+    let others = other_cases(results);
     let count = |is: fn(&Verdict) -> bool| others.iter().filter(|other| is(&other.judgement.verdict)).count();
-    let mut costly: Vec<&Other<'_>> =
+    let mut costly: Vec<&OtherCase<'_>> =
         others.iter().filter(|other| other.judgement.verdict == Verdict::Costs).collect();
     costly.sort_by(|one, other| other.judgement.ratio.median.total_cmp(&one.judgement.ratio.median));
     for other in costly.iter().take(MAX_NAMED) {
         let Judgement { ratio, of, over, .. } = other.judgement;
         lines.push(format!(
             "- {} ({}): {} over {over} {ratio}.",
-            text(other.title),
+            escape(other.title),
             other.experiment,
-            name(of)
+            quantity_name(of)
         ));
     }
     if costly.len() > MAX_NAMED {
@@ -256,24 +259,24 @@ fn losses(results: &Results, rows: &[Row<'_>]) -> String {
         others.len(),
         others.len() - costs - helps - harmless
     ));
-    lines.extend(memory(results));
+    lines.extend(memory_text(results));
     lines.join("\n")
 }
 
-fn is_of_memory(id: &str) -> bool {
-    find(id).is_some_and(|entry| entry.judge == Judge::Memory)
+fn is_memory_entry(id: &str) -> bool {
+    find_entry(id).is_some_and(|entry| entry.criterion == Criterion::Memory)
 }
 
 /// Describes the memory cases, with the processor time that the saving takes.
-fn memory(results: &Results) -> Option<String> {
-    let (id, title) = cases(results).into_iter().find(|(id, _)| is_of_memory(id))?;
-    let case = Pooled::find(results, id, title)?;
-    let judgement = judge::judge(&case, Side::Uncopy.name(), Judge::Memory)?;
-    let ratio = |side: &str, of| shown(case.ratio(side, of, PLAIN));
+fn memory_text(results: &Results) -> Option<String> {
+    let (id, title) = all_cases(results).into_iter().find(|(id, _)| is_memory_entry(id))?;
+    let case = PooledCase::find(results, id, title)?;
+    let judgement = judge::judge(&case, Side::Uncopy.name(), Criterion::Memory)?;
+    let ratio = |side: &str, of| ratio_text(case.ratio(side, of, PLAIN));
     let (uncopy, heap) = (Side::Uncopy.name(), Side::HeapOnly.name());
     Some(format!(
         "\nMemory ({}): uncopy {} of plain's, at {} of its processor time; heap only {}, at {}. Taken together: {}.",
-        text(title),
+        escape(title),
         ratio(uncopy, Quantity::Memory),
         ratio(uncopy, Quantity::Cpu),
         ratio(heap, Quantity::Memory),
@@ -282,7 +285,7 @@ fn memory(results: &Results) -> Option<String> {
     ))
 }
 
-const fn name(of: Quantity) -> &'static str {
+const fn quantity_name(of: Quantity) -> &'static str {
     match of {
         Quantity::Cpu => "processor time",
         Quantity::Rate => "rate",
@@ -293,7 +296,7 @@ const fn name(of: Quantity) -> &'static str {
 }
 
 /// Describes the sources, the runs and the machine.
-fn machine(results: &Results) -> String {
+fn machine_text(results: &Results) -> String {
     let mut lines = Vec::new();
     let trees: BTreeSet<&str> = results.runs.iter().filter_map(|run| run.tree.as_deref()).collect();
     let trees: Vec<&str> = trees.into_iter().collect();
@@ -307,7 +310,7 @@ fn machine(results: &Results) -> String {
         let date = run.machine.iter().find(|(key, _)| key == "date").map_or("", |(_, date)| date);
         let own = run.machine.iter().filter(|fact| fact.0 != "date" && !is_shared(fact));
         let own: String = own.map(|(key, value)| format!(", {key} {value}")).collect();
-        lines.push(text(&format!("Run {}: {date}, {:.0} minutes{own}.", at + 1, run.seconds / 60.0)));
+        lines.push(escape(&format!("Run {}: {date}, {:.0} minutes{own}.", at + 1, run.seconds / 60.0)));
     }
     let facts = results.runs.last().into_iter().flat_map(|run| &run.machine);
     let facts = facts.filter(|fact| fact.0 != "date" && is_shared(fact));
@@ -321,11 +324,11 @@ fn machine(results: &Results) -> String {
     format!(
         "{}\n\n{}.{}",
         lines.join(" "),
-        text(&facts.join(" · ")),
+        escape(&facts.join(" · ")),
         warnings.first().map_or_else(String::new, |warning| format!(
             "\n\nIn {} experiments the machine was not this program's alone, as in: {}.",
             warnings.len(),
-            text(warning)
+            escape(warning)
         ))
     )
 }
@@ -333,7 +336,7 @@ fn machine(results: &Results) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::model::Measured;
+    use crate::results::model::ExperimentResult;
     use crate::results::pool::tests::{case, results};
 
     fn page(results: &Results) -> String {
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_machines_differ_in_stands_with_their_runs() {
+    fn facts_that_differ_between_machines_are_listed_by_run() {
         let mut results = results("redis-get", &[vec![], vec![]]);
         for (run, processor) in results.runs.iter_mut().zip(["one <x>", "two"]) {
             run.machine.push(("processor".into(), processor.into()));
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_which_it_costs_is_told_although_the_case_does_not() {
+    fn a_process_that_costs_is_listed_although_the_case_does_not() {
         let results = results(
             "redis-get",
             &[vec![case("redis GET 64 KiB, no append-only file", "uncopy", &[0.6, 0.6, 1.2, 0.6, 0.6])]],
@@ -389,12 +392,12 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_says_why() {
+    fn failed_entries_have_a_reason() {
         let mut results = results("redis-get", &[vec![]]);
-        results.runs[0].experiments.push(Measured {
+        results.runs[0].experiments.push(ExperimentResult {
             id: "copies".into(),
             failure: Some("no <room>".into()),
-            ..Measured::default()
+            ..ExperimentResult::default()
         });
         let page = page(&results);
         assert!(page.contains("echo 512 KiB, 12 copies: no &lt;room>."), "{page}");

@@ -11,7 +11,7 @@ use crate::kit::{Failure, Launcher, Result};
 /// # Errors
 /// [`Failure`] with the places searched.
 pub fn find(launcher: &Launcher, name: &str) -> Result<PathBuf> {
-    let beside = launcher.beside(name);
+    let beside = launcher.sibling_program(name);
     if beside.is_file() {
         return Ok(beside);
     }

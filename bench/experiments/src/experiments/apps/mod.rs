@@ -7,13 +7,13 @@ use clap::builder::PossibleValuesParser;
 
 use crate::apps::{CASES, Case, Effort};
 use crate::kit::{
-    Entry, Experiment, Form, Outcome, Progress, Result, Rivalry, begin, claim, entry, measured, print,
-    size_parser,
+    CommonOptions, ComparisonOptions, Experiment, Outcome, Progress, ReportEntry, Result, claim, entry,
+    prepare_experiment, print, run_with_noise_reduction, size_parser,
 };
 
 pub mod measure;
 
-fn names() -> PossibleValuesParser {
+fn case_parser() -> PossibleValuesParser {
     CASES.iter().map(|case| case.name).collect::<Vec<_>>().into()
 }
 
@@ -21,13 +21,13 @@ fn names() -> PossibleValuesParser {
 #[derive(Debug, Args)]
 pub struct Apps {
     /// Cases; all of them if none is named
-    #[arg(value_name = "NAME", value_parser = names())]
+    #[arg(value_name = "NAME", value_parser = case_parser())]
     pub names: Vec<String>,
     /// List the cases, what the papers measured with them, and what is missing here
     #[arg(long)]
     pub list: bool,
     #[command(flatten)]
-    pub rivalry: Rivalry,
+    pub comparison_options: ComparisonOptions,
     /// Do not measure: load each case for --seconds under uncopy profile, which writes DIR/NAME.json
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
@@ -35,11 +35,11 @@ pub struct Apps {
     #[arg(long, value_name = "SIZE", requires = "profile", value_parser = size_parser())]
     pub min_size: Option<usize>,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Apps {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "apps-web",
             "nginx and HAProxy",
@@ -101,23 +101,28 @@ impl Experiment for Apps {
             "apps --quick --sides uncopy mosquitto python-http python-proxy",
         ),
     ];
-    const PLACE: u8 = 160;
+    const REPORT_POSITION: u8 = 160;
 
     fn run(&self) -> Result<Outcome> {
         let cases = self.cases();
         if self.list {
-            return print(&measure::list(&cases)).map(|()| Outcome::Status(0));
+            return print(&measure::list_cases(&cases)).map(|()| Outcome::Status(0));
         }
         if let Some(directory) = &self.profile {
-            let launcher = begin()?.profiling_from(self.min_size);
+            let launcher = prepare_experiment()?.with_min_profiled_bytes(self.min_size);
             let mut progress = Progress::new();
-            let told =
-                measure::profile(&launcher, &cases, directory, self.rivalry.slicing.seconds, &mut progress)?;
+            let lines = measure::profile(
+                &launcher,
+                &cases,
+                directory,
+                self.comparison_options.slicing.seconds,
+                &mut progress,
+            )?;
             drop(progress);
-            return print(&told).map(|()| Outcome::Status(0));
+            return print(&lines).map(|()| Outcome::Status(0));
         }
-        measured(&self.form, |launcher, progress| {
-            Ok(measure::measure(launcher, &cases, self.effort(), &self.rivalry.slices(), progress))
+        run_with_noise_reduction(&self.common, |launcher, progress| {
+            Ok(measure::measure(launcher, &cases, self.effort(), &self.comparison_options.slices(), progress))
         })
     }
 }
@@ -131,6 +136,6 @@ impl Apps {
 
     /// Returns how many points of each case to measure.
     fn effort(&self) -> Effort {
-        if self.form.quick { Effort::Quick } else { Effort::Full }
+        if self.common.quick { Effort::Quick } else { Effort::Full }
     }
 }

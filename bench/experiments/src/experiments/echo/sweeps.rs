@@ -9,9 +9,9 @@ use clap::{Args, Parser};
 use super::point::Point;
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::{
-    Comparison, Entry, Interval, Side, claim, copies_parser, count_parser, entry, seconds, size_parser,
+    Comparison, Interval, ReportEntry, Side, claim, copies_parser, count_parser, entry, seconds, size_parser,
 };
-use crate::servers::echo::server::{Order, Reply};
+use crate::servers::echo::server::{PageOrder, Reply};
 
 /// Values of the parameters, and the sides. A parameter without a value has the server's default, and is not in titles.
 #[derive(Clone, Debug, Default, Args)]
@@ -30,7 +30,7 @@ pub struct Values {
     pub pages: Vec<usize>,
     /// Choice of these pages
     #[arg(long, value_name = "ORDER,...", value_delimiter = ',', value_enum)]
-    pub orders: Vec<Order>,
+    pub orders: Vec<PageOrder>,
     /// Shares of each message, from its start, that the server reads, in percent
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=100))]
     pub shares: Vec<u8>,
@@ -64,7 +64,7 @@ impl Values {
     }
 
     /// Returns these values, and those of `other` for parameters that have none here.
-    fn or(self, other: Self) -> Self {
+    fn or_else(self, other: Self) -> Self {
         fn either<T>(own: Vec<T>, other: Vec<T>) -> Vec<T> {
             if own.is_empty() { other } else { own }
         }
@@ -87,17 +87,17 @@ impl Values {
     pub fn points(&self) -> Vec<Point> {
         let (reply, phase) = (self.reply.unwrap_or_default(), self.phase);
         let points = vec![Point { reply, phase, ..Point::default() }];
-        let points = each(points, &self.threads, |point, threads| point.threads = Some(threads));
-        let points = each(points, &self.sizes, |point, size_bytes| point.size_bytes = size_bytes);
-        let points = each(points, &self.copies, |point, copies| point.copies = copies);
-        let points = each(points, &self.orders, |point, order| point.order = Some(order));
-        let points = each(points, &self.pages, |point, pages| point.pages = Some(pages));
-        each(points, &self.shares, |point, share| point.read_percent = Some(share))
+        let points = vary(points, &self.threads, |point, threads| point.threads = Some(threads));
+        let points = vary(points, &self.sizes, |point, size_bytes| point.size_bytes = size_bytes);
+        let points = vary(points, &self.copies, |point, copies| point.copies = copies);
+        let points = vary(points, &self.orders, |point, order| point.order = Some(order));
+        let points = vary(points, &self.pages, |point, pages| point.pages = Some(pages));
+        vary(points, &self.shares, |point, share| point.read_percent = Some(share))
     }
 }
 
 /// Returns each point with each value set, or the points themselves if there is no value.
-fn each<T: Copy>(points: Vec<Point>, values: &[T], set: impl Fn(&mut Point, T)) -> Vec<Point> {
+fn vary<T: Copy>(points: Vec<Point>, values: &[T], set: impl Fn(&mut Point, T)) -> Vec<Point> {
     if values.is_empty() {
         return points;
     }
@@ -112,35 +112,35 @@ fn each<T: Copy>(points: Vec<Point>, values: &[T], set: impl Fn(&mut Point, T)) 
 }
 
 /// A vertical axis: label, and figure of a side.
-type Quantity = (&'static str, fn(&Comparison, Side) -> Option<Interval>);
+type YAxis = (&'static str, fn(&Comparison, Side) -> Option<Interval>);
 
-const MESSAGES: Quantity = ("messages per second", |comparison, side| comparison.figure(side, RATE));
-const RATE_OVER_PLAIN: Quantity = ("throughput over plain", |comparison, side| comparison.ratio(side, RATE));
-const CPU_OVER_PLAIN: Quantity = ("CPU over plain", |comparison, side| comparison.ratio(side, CPU));
+const MESSAGES: YAxis = ("messages per second", |comparison, side| comparison.figure(side, RATE));
+const RATE_OVER_PLAIN: YAxis = ("throughput over plain", |comparison, side| comparison.ratio(side, RATE));
+const CPU_OVER_PLAIN: YAxis = ("CPU over plain", |comparison, side| comparison.ratio(side, CPU));
 #[expect(clippy::cast_precision_loss, reason = "sizes of messages")]
-const MIB_PER_S: Quantity = ("MiB per second", |comparison, side| {
+const MIB_PER_S: YAxis = ("MiB per second", |comparison, side| {
     let mib = comparison.operation_bytes() as f64 / f64::from(1 << 20);
     comparison.figure(side, RATE).map(|rate| rate.scaled(mib))
 });
 
 /// A horizontal axis: key of a parameter, and label.
-type Parameter = (&'static str, &'static str);
+type XAxis = (&'static str, &'static str);
 
-const SIZE: Parameter = ("size_bytes", "length of a message");
-const COPIES: Parameter = ("copies", "copies of each message");
+const SIZE: XAxis = ("size_bytes", "length of a message");
+const COPIES: XAxis = ("copies", "copies of each message");
 
 /// A named set of options of `echo`.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
     /// Name, title, findings of the papers, and commands of the report.
-    pub entry: Entry,
+    pub entry: ReportEntry,
     /// Options that hold unless the command line gives others, and those that replace them with `--quick`.
     options: [&'static str; 2],
     /// Axes of the plot.
-    pub axes: (Parameter, Quantity),
+    pub axes: (XAxis, YAxis),
 }
 
-const fn sweep(entry: Entry, options: [&'static str; 2], x: Parameter, y: Quantity) -> Sweep {
+const fn sweep(entry: ReportEntry, options: [&'static str; 2], x: XAxis, y: YAxis) -> Sweep {
     Sweep { entry, options, axes: (x, y) }
 }
 
@@ -260,7 +260,7 @@ pub static SWEEPS: [Sweep; 8] = [
 ];
 
 /// Entries of the report: all sweeps but the last, which measures the cost of `uncopy profile`.
-pub const ENTRIES: [Entry; SWEEPS.len() - 1] = {
+pub const ENTRIES: [ReportEntry; SWEEPS.len() - 1] = {
     let mut entries = [SWEEPS[0].entry; SWEEPS.len() - 1];
     let mut at = 1;
     while at < entries.len() {
@@ -276,12 +276,12 @@ impl Sweep {
     pub fn values(&self, given: &Values, quick: bool) -> Values {
         let [full, instead] = self.options;
         let quick = if quick { instead } else { "" };
-        [quick, full, DEFAULTS].map(Values::parse).into_iter().fold(given.clone(), Values::or)
+        [quick, full, DEFAULTS].map(Values::parse).into_iter().fold(given.clone(), Values::or_else)
     }
 }
 
 /// Reads the name of a sweep.
-pub fn parser() -> impl TypedValueParser<Value = &'static Sweep> {
+pub fn sweep_parser() -> impl TypedValueParser<Value = &'static Sweep> {
     let value = |Sweep { entry, options: [full, _], .. }: &Sweep| {
         PossibleValue::new(entry.id).help(format!("{}: {full}", entry.title))
     };
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_comes_before_what_a_sweep_has() {
+    fn options_override_the_defaults_of_a_sweep() {
         for sweep in &SWEEPS {
             let given = Values::parse("--copies 7");
             let (full, quick) = (sweep.values(&given, false), sweep.values(&given, true));

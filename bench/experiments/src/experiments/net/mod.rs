@@ -15,26 +15,27 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use super::apps;
-use super::store::directory::Place as Files;
+use super::store::directory::StoreDirectory as Files;
 use super::store::servers::LOG_LIMIT_BYTES;
-use super::store::{Fsync, QUICK_ROOM_BYTES, REST_PART, ROOM_BYTES};
+use super::store::{Fsync, MIN_FREE_BYTES, PAUSE_DIVISOR, QUICK_MIN_FREE_BYTES};
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::apps::{Case, Effort, icecast, relay};
 use crate::clients::records::Workload;
-use crate::kit::figures::{self, CPU, LEGEND, RATE, medians};
+use crate::kit::figures::{self, CPU, LEGEND, RATE, median_column};
 use crate::kit::network::{self, Network};
 use crate::kit::processes::descendants;
 use crate::kit::{
-    Align, Comparison, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report, Result,
-    Running, Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, count_parser, counted,
-    measured, noise, processors, seconds, size, size_parser, word,
+    Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Metric, Outcome, Plot, Progress, Report,
+    Result, RunningServer, Side, Slices, SlicingOptions, Table, TemporaryDirectory, cli_name, copies_parser,
+    count_parser, format_count, format_size, noise, processors, run_with_noise_reduction, seconds,
+    size_parser,
 };
 use crate::servers::echo::command;
-use crate::servers::echo::loaded_echo::Echoing;
-use crate::servers::echo::server::{Reply, Work};
-use crate::servers::net::{Place, served};
-use crate::servers::redis::{AppendOnly, RedisServer, Serving};
+use crate::servers::echo::loaded_echo::LoadedEcho;
+use crate::servers::echo::server::{EchoWork, Reply};
+use crate::servers::net::{TcpStack, start_behind_service};
+use crate::servers::redis::{AppendOnly, LoadedRedis, RedisServer};
 
 /// Sides compared with the kernel's TCP.
 const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net];
@@ -49,7 +50,7 @@ const MANY_BYTES: usize = 64 << 10;
 
 /// A workload of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum What {
+pub enum NetWorkload {
     /// Messages that are copied and sent back
     Echo,
     /// Messages that are copied, of which the last page alone is read
@@ -70,7 +71,7 @@ pub enum What {
     Idle,
 }
 
-impl What {
+impl NetWorkload {
     /// Returns the case of `uncopy-bench apps` that is also measured behind a service, if any.
     const fn case(self) -> Option<&'static Case> {
         match self {
@@ -115,7 +116,7 @@ impl What {
 pub struct Net {
     /// Workloads to measure; all but loss and idle if none is named (with --quick the echo)
     #[arg(value_name = "NAME", value_enum)]
-    pub names: Vec<What>,
+    pub names: Vec<NetWorkload>,
     /// Lengths of messages, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,524288,1048576",
         default_value_if("quick", "true", "524288"), value_delimiter = ',', value_parser = size_parser())]
@@ -153,9 +154,9 @@ pub struct Net {
         value_parser = RangedU64ValueParser::<usize>::new().range(1..=20_000))]
     pub idle: usize,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Net {
@@ -168,14 +169,14 @@ impl Experiment for Net {
             ));
         }
         let files = if self.log { Some(self.files()?) } else { None };
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let slices = self.slices();
             let measure = |point: Point| point.measure(launcher, &slices, files.as_ref(), progress);
             let mut comparisons: Vec<Comparison> = self.points().into_iter().map(measure).collect();
             let (mut texts, mut versions, mut findings) = (Vec::new(), Vec::new(), Vec::new());
-            let cases: Vec<&Case> = self.asked().filter_map(What::case).collect();
+            let cases: Vec<&Case> = self.selected().filter_map(NetWorkload::case).collect();
             if !cases.is_empty() {
-                let effort = if self.form.quick { Effort::Quick } else { Effort::Full };
+                let effort = if self.common.quick { Effort::Quick } else { Effort::Full };
                 let measured = apps::measure::measure(launcher, &cases, effort, &slices, progress);
                 comparisons.extend(measured.comparisons);
                 versions = measured.versions;
@@ -183,16 +184,16 @@ impl Experiment for Net {
             if !comparisons.is_empty() {
                 let text =
                     if self.log { render_stacks(&comparisons, self.stacks()) } else { render(&comparisons) };
-                let papers = self.asked().map(|what| what.paper(self.log));
+                let papers = self.selected().map(|what| what.paper(self.log));
                 texts.push(std::iter::once(&*text).chain(papers).collect());
             }
-            if self.is_asked(What::Loss) {
+            if self.is_selected(NetWorkload::Loss) {
                 let measured = loss::measure(self, launcher, progress);
                 texts.push(loss::render(&measured));
                 comparisons.extend(measured);
             }
             let plot = plot(&comparisons);
-            if self.is_asked(What::Idle) {
+            if self.is_selected(NetWorkload::Idle) {
                 let (comparison, all) = idle::measure(self, launcher, progress);
                 texts.push(idle::render(&all));
                 findings.push(("idle", idle::findings(&all)));
@@ -207,13 +208,14 @@ impl Net {
     /// Prepares the directory of files to be synced, as the experiment `store` does.
     fn files(&self) -> Result<Files> {
         if let Some(other) = self.names.iter().find(|what| !what.has_files()) {
-            let name = word(other);
+            let name = cli_name(other);
             return Err(Failure::new(format!(
                 "--log measures redis and ycsb, not {name}, which writes no file; leave out {name}, or --log"
             )));
         }
-        let files = Files::of(&self.dir, if self.form.quick { QUICK_ROOM_BYTES } else { ROOM_BYTES })?;
-        noise::want_idle_loops(false);
+        let files =
+            Files::of(&self.dir, if self.common.quick { QUICK_MIN_FREE_BYTES } else { MIN_FREE_BYTES })?;
+        noise::enable_idle_loops(false);
         descendants::adopt();
         Ok(files)
     }
@@ -225,46 +227,50 @@ impl Net {
 
     fn slices(&self) -> Slices {
         if self.log {
-            Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(self.stacks()) }
+            Slices { pause: self.slicing.slice / PAUSE_DIVISOR, ..self.slicing.slices(self.stacks()) }
         } else {
             self.slicing.slices(&SIDES)
         }
     }
 
-    fn is_asked(&self, what: What) -> bool {
+    fn is_selected(&self, what: NetWorkload) -> bool {
         match self.names.as_slice() {
             [] if self.log => what.has_files(),
-            [] => what == What::Echo || !self.form.quick && !matches!(what, What::Loss | What::Idle),
+            [] => {
+                what == NetWorkload::Echo
+                    || !self.common.quick && !matches!(what, NetWorkload::Loss | NetWorkload::Idle)
+            }
             names => names.contains(&what),
         }
     }
 
     /// Returns the workloads to measure.
-    fn asked(&self) -> impl Iterator<Item = What> {
-        What::value_variants().iter().copied().filter(|what| self.is_asked(*what))
+    fn selected(&self) -> impl Iterator<Item = NetWorkload> {
+        NetWorkload::value_variants().iter().copied().filter(|what| self.is_selected(*what))
     }
 
     fn points(&self) -> Vec<Point> {
-        let is_asked = |what| self.is_asked(what);
+        let is_selected = |what| self.is_selected(what);
         let mut points = Vec::new();
-        for (what, reply) in [(What::Echo, Reply::Echo), (What::Receive, Reply::LastPage)] {
-            for size_bytes in self.sizes.iter().filter(|_| is_asked(what)) {
+        for (what, reply) in [(NetWorkload::Echo, Reply::Echo), (NetWorkload::Receive, Reply::LastPage)] {
+            for size_bytes in self.sizes.iter().filter(|_| is_selected(what)) {
                 points.extend(self.copies.iter().map(|copies| {
-                    let work = Work { size_bytes: *size_bytes, copies: *copies, reply, ..Work::default() };
+                    let work =
+                        EchoWork { size_bytes: *size_bytes, copies: *copies, reply, ..EchoWork::default() };
                     Point::Messages { work, connections: 1 }
                 }));
             }
         }
-        if is_asked(What::Connections) {
-            let work = Work { size_bytes: MANY_BYTES, ..Work::default() };
+        if is_selected(NetWorkload::Connections) {
+            let work = EchoWork { size_bytes: MANY_BYTES, ..EchoWork::default() };
             points.extend(
                 self.connections
                     .iter()
                     .map(|connections| Point::Messages { work, connections: *connections }),
             );
         }
-        for (what, workload) in [(What::Redis, Workload::Set), (What::Ycsb, Workload::YcsbA)] {
-            let values = self.values.iter().filter(|_| is_asked(what));
+        for (what, workload) in [(NetWorkload::Redis, Workload::Set), (NetWorkload::Ycsb, Workload::YcsbA)] {
+            let values = self.values.iter().filter(|_| is_selected(what));
             points.extend(values.map(|size_bytes| Point::Values { workload, size_bytes: *size_bytes }));
         }
         points
@@ -275,7 +281,7 @@ impl Net {
 #[derive(Clone, Copy, Debug)]
 enum Point {
     /// Messages to a server with a thread for each connection.
-    Messages { work: Work, connections: usize },
+    Messages { work: EchoWork, connections: usize },
     /// Values of Redis, by workload and length in bytes.
     Values { workload: Workload, size_bytes: usize },
 }
@@ -286,24 +292,25 @@ impl Point {
         match self {
             Self::Messages { work, connections } => {
                 let what = if work.reply == Reply::Echo { "echo" } else { "receive" };
-                let copies = counted(work.copies, "copy", "copies");
-                let title = format!("{what} {}, {copies}", size(work.size_bytes as u64));
+                let copies = format_count(work.copies, "copy", "copies");
+                let title = format!("{what} {}, {copies}", format_size(work.size_bytes as u64));
                 let title =
                     if *connections == 1 { title } else { format!("{title}, {connections} connections") };
                 Comparison::new(title, work.size_bytes as u64, sides)
-                    .with("size_bytes", work.size_bytes as f64)
-                    .with("copies", work.copies as f64)
-                    .with("connections", *connections as f64)
+                    .with_parameter("size_bytes", work.size_bytes as f64)
+                    .with_parameter("copies", work.copies as f64)
+                    .with_parameter("connections", *connections as f64)
             }
             Self::Values { workload, size_bytes } => {
                 let synced = if is_synced { ", synced" } else { "" };
-                let title = format!("redis {} {}{synced}", workload.name(), size(*size_bytes as u64));
-                Comparison::new(title, *size_bytes as u64, sides).with("size_bytes", *size_bytes as f64)
+                let title = format!("redis {} {}{synced}", workload.name(), format_size(*size_bytes as u64));
+                Comparison::new(title, *size_bytes as u64, sides)
+                    .with_parameter("size_bytes", *size_bytes as f64)
             }
         }
     }
 
-    /// Measures the point. `files` is the place of Redis's append-only file, which is synced.
+    /// Measures the point. `files` is the directory of Redis's append-only file, which is synced.
     fn measure(
         self,
         launcher: &Launcher,
@@ -320,8 +327,8 @@ impl Point {
             Err(missing) => comparison.skip(missing.to_string()),
             Ok(programs) => slices.run(launcher, &mut comparison, false, progress, |side| {
                 let by = |command, _: &_| Ok(command);
-                served(launcher, side, by, |launcher, place| {
-                    self.start(launcher, side, &programs, place, files)
+                start_behind_service(launcher, side, by, |launcher, stack| {
+                    self.start(launcher, side, &programs, stack, files)
                 })
             }),
         }
@@ -334,20 +341,20 @@ impl Point {
         launcher: &Launcher,
         side: Side,
         programs: &Programs,
-        place: Place,
+        stack: TcpStack,
         files: Option<&Files>,
-    ) -> Result<Box<dyn Running>> {
+    ) -> Result<Box<dyn RunningServer>> {
         let clients = processors::of_clients(processors::ONE_THREAD);
         let start = |mut command, title: &str, directory| {
-            processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
-            place.start(command, title, directory)
+            processors::bind_command(&mut command, processors::of_server(processors::ONE_THREAD));
+            stack.start(command, title, directory)
         };
         match self {
             Self::Messages { work, connections } => {
-                let arguments = command::arguments(place.host(), &work, connections);
-                let command = launcher.bench(side, &arguments);
+                let arguments = command::arguments(stack.host(), &work, connections);
+                let command = launcher.bench_command(side, &arguments);
                 let server = start(command, "the echo server", TemporaryDirectory::make()?)?;
-                Ok(Box::new(Echoing::new(server, place.host(), work, connections, clients)?))
+                Ok(Box::new(LoadedEcho::new(server, stack.host(), work, connections, clients)?))
             }
             Self::Values { workload, size_bytes } => {
                 let program = programs.path(REDIS.program)?;
@@ -360,9 +367,9 @@ impl Point {
                     };
                     start(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
                 };
-                let redis = RedisServer::start_at(place, append_only, start)?;
-                let serving = Serving::new(redis, workload, size_bytes, 1)?;
-                Ok(Box::new(serving.rewriting_past(LOG_LIMIT_BYTES)))
+                let redis = RedisServer::start_at(stack, append_only, start)?;
+                let serving = LoadedRedis::new(redis, workload, size_bytes, 1)?;
+                Ok(Box::new(serving.with_log_limit(LOG_LIMIT_BYTES)))
             }
         }
     }
@@ -376,15 +383,18 @@ const CLIENT: Metric = |sample| sample.client_cpu_us;
 const PROGRAM: Metric = |sample| Some(sample.cpu_us? - sample.service_cpu_us.unwrap_or(0.0));
 
 fn render(comparisons: &[Comparison]) -> String {
-    let extras =
-        [medians("program µs", PROGRAM), medians("service µs", SERVICE), medians("clients µs", CLIENT)];
+    let extras = [
+        median_column("program µs", PROGRAM),
+        median_column("service µs", SERVICE),
+        median_column("clients µs", CLIENT),
+    ];
     format!(
         "{}{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices. net: large parts pass by reference between service and \
          program; API copied: they are copied there (uncopy net --api-copies make); all copied: the program copies there and \
          within, with libc's heap; heap only: with uncopy's\n",
-        gains(comparisons),
+        gains_table(comparisons),
         figures::table(comparisons, &extras),
-        figures::counts(comparisons)
+        figures::counts_table(comparisons)
     )
 }
 
@@ -408,29 +418,30 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
     let headings: Vec<_> = std::iter::once(("over what copies all", Align::Left)).chain(headings).collect();
     let mut bars = Table::new(&headings);
     for comparison in comparisons {
-        let over =
-            |(_, side, metric): &(_, Side, Metric)| figures::ratio(comparison.ratio_of(*side, base, *metric));
+        let over = |(_, side, metric): &(_, Side, Metric)| {
+            figures::ratio_cell(comparison.ratio_of(*side, base, *metric))
+        };
         bars.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
     }
     let p50: Metric = |sample| sample.latency_p50_us;
     let written: Metric = |sample| sample.counts.written_bytes;
     let extras = [
-        medians("service µs", SERVICE),
-        medians("clients µs", CLIENT),
-        medians("p50 µs", p50),
-        medians("written/op", written),
+        median_column("service µs", SERVICE),
+        median_column("clients µs", CLIENT),
+        median_column("p50 µs", p50),
+        median_column("written/op", written),
     ];
     format!(
         "{}\n{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. {legend}. CPU: of Redis, \
          the service and the log's keeper\n",
         bars.render(),
         figures::table(comparisons, &extras),
-        figures::counts(comparisons)
+        figures::counts_table(comparisons)
     )
 }
 
 /// Renders the gains by eliding on this stack.
-fn gains(comparisons: &[Comparison]) -> String {
+fn gains_table(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("net", Left),
@@ -443,7 +454,7 @@ fn gains(comparisons: &[Comparison]) -> String {
         ("over the kernel, uncopy", Right),
     ]);
     for comparison in comparisons {
-        let over = |other, metric| figures::ratio(comparison.ratio_of(Side::Net, other, metric));
+        let over = |other, metric| figures::ratio_cell(comparison.ratio_of(Side::Net, other, metric));
         table.row(vec![
             comparison.title().to_owned(),
             over(Side::NetCopying, RATE),

@@ -24,13 +24,14 @@ use crate::experiments::transmit::sender::{
     BATCH, HEADER_BYTES, SEND_FILE, SEND_ZC, SPLICE, Sender, WINDOW, ZERO_COPY, trailer,
 };
 use crate::kit::figures::{self, LEGEND};
-use crate::kit::network::{among_servers, client_address, server_address};
+use crate::kit::network::{client_address, in_server_namespace, server_address};
 use crate::kit::processes::cpu_time::thread_cpu_ns;
 use crate::kit::{
-    Comparison, Entry, Experiment, Failure, Form, Outcome, Plot, Progress, Report, Result, Rounds, Sample,
-    Scale, Side, While, claim, entry, measured, processors, seconds, size, size_parser,
+    CommonOptions, Comparison, Experiment, Failure, Outcome, Plot, Progress, Report, ReportEntry, Result,
+    Rounds, Sample, Scale, Side, While, claim, entry, format_size, processors, run_with_noise_reduction,
+    seconds, size_parser,
 };
-use crate::servers::sending::ways::allow_zerocopy;
+use crate::servers::sending::ways::enable_zerocopy;
 
 mod bodies;
 mod first_writes;
@@ -72,11 +73,11 @@ pub struct Transmit {
     #[arg(long, value_name = "SECONDS", default_value = "0.3", default_value_if("quick", "true", "0.05"), value_parser = seconds)]
     pub seconds: Duration,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Transmit {
-    const ENTRIES: &'static [Entry] = &[entry(
+    const ENTRIES: &'static [ReportEntry] = &[entry(
         "transmit",
         "Ways to transmit, and a write to what is in flight",
         &[claim(
@@ -86,10 +87,10 @@ impl Experiment for Transmit {
         "transmit --sizes 4096,16384,61440,262144,1048576 --rounds 5..7",
         "transmit --quick",
     )];
-    const PLACE: u8 = 130;
+    const REPORT_POSITION: u8 = 130;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |_, progress| {
+        run_with_noise_reduction(&self.common, |_, progress| {
             let mut comparisons = self.measure(progress);
             comparisons.push(first_writes::measure(self.rounds, progress));
             Ok(Report::of(comparisons, render, plot))
@@ -123,7 +124,7 @@ impl Socket {
             Self::Tcp => {
                 let listener = TcpListener::bind((client_address(), 0))?;
                 let address = listener.local_addr()?;
-                let here = among_servers(|| TcpStream::connect(address))?;
+                let here = in_server_namespace(|| TcpStream::connect(address))?;
                 let (there, _) = listener.accept()?;
                 here.set_nodelay(true)?;
                 there.set_nodelay(true)?;
@@ -134,7 +135,7 @@ impl Socket {
                 (here.into(), there.into())
             }
             Self::Udp => {
-                let here = among_servers(|| UdpSocket::bind((server_address(), 0)))?;
+                let here = in_server_namespace(|| UdpSocket::bind((server_address(), 0)))?;
                 let there = UdpSocket::bind((client_address(), 0))?;
                 here.connect(there.local_addr()?)?;
                 there.connect(here.local_addr()?)?;
@@ -162,7 +163,7 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
         }
         let right = filled == len
             && buffer[..8] == number.to_le_bytes()
-            && buffer[HEADER_BYTES..len - trailer().len()] == *bodies.of(number)
+            && buffer[HEADER_BYTES..len - trailer().len()] == *bodies.body(number)
             && buffer[len - trailer().len()..len] == *trailer();
         if !right {
             return Err(Failure::new(format!("message {number} has wrong bytes")));
@@ -183,7 +184,7 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
         }
     }
     if side == ZERO_COPY {
-        allow_zerocopy(here.as_fd()).doing("SO_ZEROCOPY")?;
+        enable_zerocopy(here.as_fd()).doing("SO_ZEROCOPY")?;
     }
     set_break_even((side != Side::Uncopy).then_some(1));
     let fd = here.as_raw_fd();
@@ -192,15 +193,15 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
     let window = (WINDOW_BYTES / sender.len()).clamp(1, if socket == Socket::Udp { 2 } else { WINDOW });
     let (verified, sent) = std::thread::scope(|scope| {
         let receiver = scope.spawn(move || {
-            processors::bind_to(processors::of_clients(1))?;
+            processors::bind_thread(processors::of_clients(1))?;
             receive(there, bodies)
         });
         let sending = scope.spawn(|| {
-            processors::bind_to(processors::of_server(1))?;
+            processors::bind_thread(processors::of_server(1))?;
             send(&mut sender, duration, window)
         });
         let sent = sending.join().unwrap_or_else(|_| Err(Failure::new("the sender panicked")));
-        drop(end(socket, here));
+        drop(signal_end(socket, here));
         (receiver.join().unwrap_or_else(|_| Err(Failure::new("the reader panicked"))), sent)
     });
     set_break_even(None);
@@ -216,7 +217,7 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
 }
 
 /// Tells the reader that no message follows.
-fn end(socket: Socket, here: OwnedFd) -> OwnedFd {
+fn signal_end(socket: Socket, here: OwnedFd) -> OwnedFd {
     if socket == Socket::Udp {
         // SAFETY: send(2) reads one byte of a static string.
         unsafe { libc::send(here.as_raw_fd(), b".".as_ptr().cast(), 1, 0) };
@@ -278,10 +279,10 @@ impl Transmit {
                     // UNIX sockets have no MSG_ZEROCOPY, and so no SENDMSG_ZC.
                     Socket::Unix => sides.retain(|side| !matches!(*side, ZERO_COPY | SEND_ZC)),
                 }
-                let title = format!("{} {}", socket.name(), size(*body_bytes as u64));
+                let title = format!("{} {}", socket.name(), format_size(*body_bytes as u64));
                 let len = (HEADER_BYTES + body_bytes + trailer().len()) as u64;
                 let mut comparison =
-                    Comparison::new(&title, len, &sides).with("size_bytes", *body_bytes as f64);
+                    Comparison::new(&title, len, &sides).with_parameter("size_bytes", *body_bytes as f64);
                 match Bodies::new(*body_bytes, self.set).doing("making bodies") {
                     Err(failure) => comparison.fail(&failure),
                     Ok(bodies) => self.rounds.run_one(&mut comparison, progress, |side, _| {
@@ -345,7 +346,7 @@ mod tests {
                     set: 1 << 20,
                     rounds: Rounds::exactly(1),
                     seconds: Duration::from_millis(5),
-                    form: Form::default(),
+                    common: CommonOptions::default(),
                 };
                 let comparisons = options.measure(&mut Progress::new());
                 assert!(comparisons[0].is_verified(), "{:?}", comparisons[0].notes());

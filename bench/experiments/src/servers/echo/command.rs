@@ -9,7 +9,7 @@ use uncopy_testbed::clients::Place;
 use crate::kit::experiment::STATUS_USAGE;
 use crate::kit::network::server_address;
 use crate::kit::{Experiment, Failure, Outcome, Result, count_parser};
-use crate::servers::echo::server::{self, Work};
+use crate::servers::echo::server::{self, EchoWork};
 
 /// The echo server by itself
 #[derive(Debug, Args)]
@@ -21,7 +21,7 @@ pub struct EchoServer {
     #[arg(long)]
     pub allow_remote: bool,
     #[command(flatten)]
-    pub work: Work,
+    pub work: EchoWork,
     /// Connections served at the same time; others wait
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub threads: usize,
@@ -59,7 +59,7 @@ fn listen_address(text: &str) -> std::result::Result<Place, String> {
 
 /// Returns the arguments of `uncopy-bench` that start the server at `host`.
 #[must_use]
-pub fn arguments(host: Ipv4Addr, work: &Work, threads: usize) -> Vec<String> {
+pub fn arguments(host: Ipv4Addr, work: &EchoWork, threads: usize) -> Vec<String> {
     let first = ["echo-server".to_owned(), format!("--listen={host}:0"), format!("--threads={threads}")];
     let remote = (!host.is_loopback()).then(|| "--allow-remote".to_owned());
     first.into_iter().chain(work.arguments()).chain(remote).collect()
@@ -69,7 +69,7 @@ pub fn arguments(host: Ipv4Addr, work: &Work, threads: usize) -> Vec<String> {
 ///
 /// # Errors
 /// [`Failure`] for any other line.
-pub fn address(host: Ipv4Addr, directory: &Path, line: &str) -> Result<Place> {
+pub fn parse_address(host: Ipv4Addr, directory: &Path, line: &str) -> Result<Place> {
     let place = line.strip_prefix("listening ").map(str::trim);
     let address = place.and_then(|place| match place.parse() {
         Ok(port) => Some(Place::Tcp(SocketAddr::from((host, port)))),
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn only_the_servers_own_line_gives_an_address() {
-        let address = |line| address(server_address(), Path::new("/room"), line);
+        let address = |line| parse_address(server_address(), Path::new("/room"), line);
         assert_eq!(address("listening 7000"), Ok(Place::Tcp(SocketAddr::from((server_address(), 7000)))));
         assert_eq!(address("listening ./server"), Ok(Place::Unix("/room/server".into())));
         for line in ["", "listening", "listening 70000", "listening -1", "hello", "listening 1 2"] {
