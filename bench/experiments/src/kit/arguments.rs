@@ -52,13 +52,13 @@ pub fn cli_name(value: &impl ValueEnum) -> String {
 /// Output options of an experiment.
 #[derive(Clone, Debug, Default, Args)]
 pub struct CommonOptions {
-    /// Measure less and shorter: a few seconds, figures too rough for conclusions
+    /// Measure for a few seconds only; the results are too rough for conclusions
     #[arg(long)]
     pub quick: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Also draw the figures, as an SVG image in FILE
+    /// Also write a plot of the results to FILE, as SVG
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
@@ -66,22 +66,22 @@ pub struct CommonOptions {
 /// Options of a case that is measured by slices.
 #[derive(Clone, Debug, Args)]
 pub struct SlicingOptions {
-    /// Rounds that count, at least; each loads every side once, for a slice
+    /// Minimum number of valid rounds; a round loads every side once, for one slice
     #[arg(long, value_name = "N", default_value = "25", default_value_if("quick", "true", "7"), value_parser = count_parser())]
     pub rounds: usize,
-    /// Processes of each side, at least
+    /// Minimum number of processes of each side
     #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub processes: usize,
-    /// Time of measuring a case, at most: it ends before where every ratio is known to 2 %
+    /// Maximum time of a case; it ends earlier once every ratio is known to within 2 %
     #[arg(long, value_name = "SECONDS", default_value = "30", default_value_if("quick", "true", "4"), value_parser = seconds)]
     pub seconds: Duration,
-    /// Length of a slice
+    /// Duration of a slice
     #[arg(long, value_name = "SECONDS", default_value = "0.02", value_parser = seconds)]
     pub slice: Duration,
-    /// Load of a process under uncopy before it is measured, in which it finds out what pays
+    /// Duration of the load before a process under uncopy is measured, in which its policy adapts
     #[arg(long, value_name = "SECONDS", default_value = "4", default_value_if("quick", "true", "2"), value_parser = seconds)]
     pub warm_up: Duration,
-    /// Count rounds that others disturbed, too
+    /// Keep rounds that other programs or the host disturbed
     #[arg(long)]
     pub keep_disturbed: bool,
 }
@@ -107,7 +107,7 @@ impl SlicingOptions {
 pub struct ComparisonOptions {
     #[command(flatten)]
     pub slicing: SlicingOptions,
-    /// Sides compared with plain: uncopy, and its alternatives
+    /// Sides to compare with plain: uncopy and its alternatives
     #[arg(
         long,
         value_name = "SIDE,...",

@@ -10,8 +10,8 @@ use crate::kit::failure::{Failure, Result, While};
 /// # Errors
 /// [`Failure`] when statvfs(3) fails.
 pub fn free_bytes(directory: &Path) -> Result<u64> {
-    let stats =
-        rustix::fs::statvfs(directory).doing(format_args!("looking for room in {}", directory.display()))?;
+    let stats = rustix::fs::statvfs(directory)
+        .doing(format_args!("checking the free space of {}", directory.display()))?;
     Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
 }
 
@@ -30,7 +30,8 @@ impl FileSystem {
     pub fn of(directory: &Path) -> Result<Self> {
         const MOUNTS: &str = "/proc/self/mountinfo";
         let mounts = std::fs::read_to_string(MOUNTS).doing(format_args!("reading {MOUNTS}"))?;
-        let unknown = || Failure::new(format!("{MOUNTS} does not tell where {} is", directory.display()));
+        let unknown =
+            || Failure::new(format!("{MOUNTS} does not list the file system of {}", directory.display()));
         Self::parse(&mounts, directory).ok_or_else(unknown)
     }
 

@@ -65,7 +65,7 @@ pub fn describe() -> Option<String> {
         left.retain(|other| !is_same(Some(common), Some(*other)));
         listed.push(format!("{common:.0} ns {} %", 100 * (before - left.len()) / all));
     }
-    (!listed.is_empty()).then(|| format!("processors apart: {}", listed.join(", ")))
+    (!listed.is_empty()).then(|| format!("distance of the processors: {}", listed.join(", ")))
 }
 
 /// Measures the round trip of a cache line between the server's processor and the clients'.

@@ -57,7 +57,7 @@ impl CpuSnapshot {
         };
         let part = |time: Duration| time.as_secs_f64() / all.as_secs_f64().max(1e-9);
         let max_others = if noise::has_priority() { MAX_OTHERS_WITH_PRIORITY } else { MAX_OTHERS };
-        [("steal", part(steal), MAX_STEAL), ("foreign load", part(others), max_others)]
+        [("steal", part(steal), MAX_STEAL), ("other programs", part(others), max_others)]
             .into_iter()
             .find(|(_, part, most)| part > most)
             .map(|(what, part, _)| format!("{what} {:.0} %", part * 100.0))
@@ -111,7 +111,7 @@ mod tests {
         for (steal_ms, own_ms, idle_ms, why) in [
             (0, 198, 5, None),
             (10, 190, 5, Some("steal 5 %")),
-            (0, 100, 5, Some("foreign load 50 %")),
+            (0, 100, 5, Some("other programs 50 %")),
             (0, 100, 103, None),
             (2, 190, 5, None),
         ] {

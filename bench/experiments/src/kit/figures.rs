@@ -163,8 +163,9 @@ pub fn counts_table(comparisons: &[Comparison]) -> String {
 }
 
 /// Explanation of the columns, for the lines below a table.
-pub const LEGEND: &str = "ratios: over plain in the same round, with their 95 % intervals; CPU: the server's processor time for each \
-     operation. Verdicts: the whole interval below 0.97 helps, above 1.03 costs, between them harmless\n";
+pub const LEGEND: &str = "\
+    ratios: over plain in the same round, with 95 % intervals. CPU: processor time of the server per operation.\n\
+    verdict: helps if the whole interval is below 0.97, costs if above 1.03, harmless if between them\n";
 
 #[cfg(test)]
 mod tests {

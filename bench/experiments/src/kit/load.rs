@@ -80,7 +80,7 @@ pub fn noise_warning(before: Option<ProcessorTime>) -> Option<String> {
     let fraction = ProcessorTime::read()?.others_fraction_since(&before?);
     (fraction > MIN_NOISY_FRACTION).then(|| {
         format!(
-            "other programs used {:.0} % of the processors meanwhile: the figures are noisy",
+            "other programs used {:.0} % of the processors during the measurement, so the results are noisy",
             fraction * 100.0
         )
     })

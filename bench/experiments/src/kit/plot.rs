@@ -142,7 +142,7 @@ impl Plot {
     pub fn to_svg(&self) -> Result<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         if points().next().is_none() {
-            return Err(Failure::new(format!("there is nothing to draw in the plot of {}", self.title)));
+            return Err(Failure::new(format!("there are no results to plot for {}", self.title)));
         }
         let positions = || points().map(|(x, _)| self.position(*x));
         let (left, right) =
@@ -296,7 +296,7 @@ mod tests {
     fn one_point_is_a_plot_and_none_is_not() {
         assert!(plot(Scale::Linear, &[3.0]).to_svg().is_ok());
         let failure = plot(Scale::Linear, &[]).to_svg().expect_err("no points").to_string();
-        assert!(failure.contains("nothing to draw"), "{failure}");
+        assert!(failure.contains("no results to plot"), "{failure}");
     }
 
     #[test]

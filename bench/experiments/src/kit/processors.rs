@@ -83,7 +83,9 @@ pub fn set_idle_priority() -> std::io::Result<()> {
 /// # Errors
 /// [`crate::kit::failure::Failure`] when sched_setaffinity(2) fails.
 pub fn bind_thread(processors: Option<CpuSet>) -> Result<()> {
-    let bind = |processors| rustix::thread::sched_setaffinity(None, &processors).doing("choosing processors");
+    let bind = |processors| {
+        rustix::thread::sched_setaffinity(None, &processors).doing("setting the processor affinity")
+    };
     processors.map_or(Ok(()), bind)
 }
 

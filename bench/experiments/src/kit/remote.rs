@@ -55,7 +55,7 @@ impl RemoteServer {
     }
 
     fn send_request(&mut self, verb: &str, duration: Duration) -> Result<LoadResult> {
-        let what = "telling the clients what to do";
+        let what = "sending a request to the clients";
         let control = self.control.get_mut();
         control.set_read_timeout(Some(duration + TIMEOUT)).doing(what)?;
         writeln!(control, "{verb} {}", duration.as_nanos()).doing(what)?;
@@ -65,7 +65,7 @@ impl RemoteServer {
             Some(why) => Err(Failure::new(why.trim_end())),
             None => parse_answer(&answer).ok_or_else(|| {
                 let shown: String = answer.chars().take(80).collect();
-                Failure::new(format!("the clients answered \"{}\"", shown.escape_debug()))
+                Failure::new(format!("unexpected answer of the clients: \"{}\"", shown.escape_debug()))
             }),
         }
     }
@@ -119,7 +119,7 @@ impl RunningServer for RemoteServer {
             Some(status) if status.success() => Ok(()),
             Some(status) => {
                 let stderr = self.server.last_words();
-                Err(Failure::new(format!("the clients ended with {status}; stderr: {stderr}")))
+                Err(Failure::new(format!("the clients exited with {status}; stderr: {stderr}")))
             }
             None => self.server.process().stop(),
         }
@@ -167,7 +167,7 @@ pub fn serve_requests_with(work: impl FnMut(ControlRequest) -> Result<LoadResult
 }
 
 fn listen() -> Result<UnixListener> {
-    UnixListener::bind(CONTROL_SOCKET).doing("making the control socket")
+    UnixListener::bind(CONTROL_SOCKET).doing("creating the control socket")
 }
 
 fn answer_requests(
@@ -192,12 +192,12 @@ fn answer_requests(
 fn parse_request(line: &str) -> Result<ControlRequest> {
     match line.split_once(' ') {
         Some(("load", ns)) => {
-            let ns = ns.parse().map_err(|_| Failure::new("a length of time was expected"))?;
+            let ns = ns.parse().map_err(|_| Failure::new("expected a duration in nanoseconds"))?;
             Ok(ControlRequest::Load(Duration::from_nanos(ns)))
         }
         Some(("reconnect", _)) => Ok(ControlRequest::Reconnect),
         Some(("verify", _)) => Ok(ControlRequest::Verify),
-        _ => Err(Failure::new("a verb was expected")),
+        _ => Err(Failure::new("expected load, reconnect or verify")),
     }
 }
 

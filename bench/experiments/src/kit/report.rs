@@ -107,11 +107,13 @@ fn verdict_summary(comparisons: &[Comparison]) -> Option<String> {
     });
     let busy = match dropped {
         0 => String::new(),
-        _ => format!("the machine was too busy for {dropped} of {} rounds\n", kept + dropped),
+        _ => {
+            format!("{dropped} of {} rounds were dropped because the machine was too busy\n", kept + dropped)
+        }
     };
     (!verdicts.is_empty()).then(|| {
         format!(
-            "{} verdicts, {differences} of them helps or costs; by chance at most {:.1} would be\n{busy}",
+            "{} verdicts, {differences} of them helps or costs; at most {:.1} expected by chance\n{busy}",
             verdicts.len(),
             expected_false_differences(verdicts.len())
         )
@@ -147,6 +149,6 @@ mod tests {
             });
         }
         let line = verdict_summary(&[comparison]).expect("verdicts");
-        assert_eq!(line, "2 verdicts, 1 of them helps or costs; by chance at most 0.1 would be\n");
+        assert_eq!(line, "2 verdicts, 1 of them helps or costs; at most 0.1 expected by chance\n");
     }
 }

@@ -42,7 +42,7 @@ impl Rounds {
         mut sample: impl FnMut(&P, Side, usize) -> Result<Sample>,
     ) {
         for round in 0..self.max {
-            let noisy = if round < self.min { "" } else { ", because it is noisy" };
+            let noisy = if round < self.min { "" } else { ", because of noise" };
             let mut all_are_settled = true;
             for (comparison, point) in comparisons.iter_mut().zip(points) {
                 if round >= self.min && is_settled(comparison) {
@@ -101,7 +101,7 @@ impl FromStr for Rounds {
         match (number(min), number(max)) {
             (Some(min), Some(max)) if min <= max => Ok(Self { min, max }),
             _ => Err(format!(
-                "it must be a number in 1..={MAX_ROUNDS}, or a least and a most one, as in 7..25"
+                "it must be a number in 1..={MAX_ROUNDS}, or a minimum and a maximum, as in 7..25"
             )),
         }
     }

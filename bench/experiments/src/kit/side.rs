@@ -32,7 +32,7 @@ pub enum Side {
     PlainAgain,
     /// `uncopy run` with its default options
     Uncopy,
-    /// `uncopy run` with mimalloc preloaded after it, which serves the blocks that uncopy leaves to malloc
+    /// `uncopy run` with mimalloc for the allocations that uncopy leaves to malloc
     UncopyMimalloc,
     /// `uncopy run --lanes`, at both ends of each connection
     #[value(skip)]
@@ -70,20 +70,20 @@ pub enum Side {
     /// [`Side::Net`] with a log in memory
     #[value(skip)]
     NetDax,
-    /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
+    /// `uncopy run --heap on --policy never`: the block heap alone, without elision
     HeapOnly,
-    /// glibc with GLIBC_TUNABLES that make it keep memory
+    /// glibc malloc, tuned by GLIBC_TUNABLES to keep freed memory
     TunedGlibc,
     /// mimalloc as a preloaded allocator
     Mimalloc,
     /// jemalloc as a preloaded allocator
     Jemalloc,
-    /// `uncopy run --policy always --min-size 4096`: every copy elided, whether that pays or not
+    /// `uncopy run --policy always --min-size 4096`: every copy elided, even where that takes longer
     Always,
     /// `uncopy run`, recorded as by `uncopy profile`
     #[value(skip)]
     Recording,
-    /// Plain, and the same server without its copies: the bound of any elision
+    /// Plain Linux, and a server that makes no copies: the upper limit of eliding copies
     Limit,
     /// Plain, and a server whose values lie in twin memory and are sent by reference
     #[value(skip)]
@@ -293,9 +293,8 @@ pub struct Activity {
 
 impl Activity {
     fn parse(json: &str) -> Result<Self> {
-        let bad = |what: &str| Failure::new(format!("uncopy stats wrote {what}"));
-        let value: Value =
-            serde_json::from_str(json.trim()).map_err(|_| bad("something that is not JSON"))?;
+        let bad = |what: &str| Failure::new(format!("uncopy stats printed {what}"));
+        let value: Value = serde_json::from_str(json.trim()).map_err(|_| bad("invalid JSON"))?;
         let counter = |counter: Counter| {
             let name = counter.name();
             value.get(name).and_then(Value::as_u64).ok_or_else(|| bad(&format!("no {name}")))
@@ -341,7 +340,7 @@ impl Launcher {
         let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
         if preload.to_string_lossy().contains("libuncopy") {
             let message =
-                "uncopy-bench runs under uncopy itself, so nothing would be plain; unset LD_PRELOAD";
+                "uncopy-bench itself runs under uncopy, so no side would be plain; unset LD_PRELOAD";
             return Err(Failure::new(message));
         }
         let mut launcher = Self::for_current_process()?;
@@ -350,7 +349,7 @@ impl Launcher {
             launcher.uncopy_path = named.map(PathBuf::from).ok_or_else(|| {
                 let beside = launcher.uncopy_path.display();
                 Failure::new(format!(
-                    "{beside} is missing; build it with make bench, or name one by {EXE_VARIABLE}"
+                    "{beside} is missing; build it with make bench, or set {EXE_VARIABLE} to the path of uncopy"
                 ))
             })?;
         }
@@ -508,7 +507,7 @@ impl Launcher {
                 vec![format!("uncopy was inactive: {reason}")]
             }
             Ok(Activity { elided_bytes: 0, .. }) if elision_expected && side != Side::HeapOnly => {
-                vec!["uncopy elided nothing".to_owned()]
+                vec!["uncopy elided no copies".to_owned()]
             }
             Ok(_) => Vec::new(),
         };

@@ -6,11 +6,11 @@
 //!   round:     plain │ uncopy │ plain again      (random order, one client)
 //! ```
 //!
-//! Disturbances of a machine come and go in less than a second, so the slices of one round meet the same ones. A slice
-//! that others disturbed is retaken, and after three attempts its round is dropped; so is a round in which the host
-//! moved the processors. Processor time is that of all the server's processes from the begin of the round to its end,
-//! so that work after a slice, such as giving memory back, is counted too. Connections are renewed every few rounds
-//! and processes several times, because both can be lucky.
+//! Disturbances of a machine come and go in less than a second, so the slices of one round meet the same ones. A
+//! slice that others disturbed is retaken, and after three attempts its round is dropped; so is a round in which the
+//! host moved this machine's processors. Processor time is that of all the server's processes from the begin of the
+//! round to its end, so that work after a slice, such as giving memory back, is counted too. Connections are renewed
+//! every few rounds and processes several times, because both can be lucky.
 
 use std::time::{Duration, Instant};
 
@@ -184,7 +184,7 @@ pub fn stop_server(running_server: &mut (dyn RunningServer + '_)) -> Result<()> 
     if left == 0 {
         return Ok(());
     }
-    Err(Failure::new(format!("{left} of its processes lived on and were killed")))
+    Err(Failure::new(format!("{left} of its processes did not exit and were killed")))
 }
 
 /// One generation of a comparison.
@@ -315,7 +315,7 @@ impl GenerationRun<'_> {
         }
         let after = tells_distance.then(distance::measure_now).flatten();
         if !distance::is_same(distance, after) {
-            drop_reason.get_or_insert_with(|| "the host moved the processors".to_owned());
+            drop_reason.get_or_insert_with(|| "the host moved this machine's processors".to_owned());
         }
         let mut samples = Vec::new();
         for (((subject, before), service), load) in subjects.iter_mut().zip(before).zip(services).zip(loads) {

@@ -64,9 +64,9 @@ pub struct Comparison {
     sides: Vec<Side>,
     generations: Vec<Generation>,
     failure: Option<String>,
-    /// Reason why the work was left out.
+    /// Reason why the work was skipped.
     skip_reason: Option<String>,
-    /// Sides that were left out, with the reason.
+    /// Sides that were skipped, with the reason.
     skipped_sides: Vec<String>,
     /// True if the rounds of a connection are different work, so that their mean counts.
     is_cyclic: bool,
@@ -126,10 +126,10 @@ impl Comparison {
         &self.parameters
     }
 
-    /// Returns the reason why the work failed or was left out.
+    /// Returns the reason why the work failed or was skipped.
     #[must_use]
     pub fn obstacle(&self) -> Option<String> {
-        let skip_message = || self.skip_reason.as_ref().map(|why| format!("left out: {why}"));
+        let skip_message = || self.skip_reason.as_ref().map(|why| format!("skipped: {why}"));
         self.failure.clone().or_else(skip_message)
     }
 
@@ -161,7 +161,8 @@ impl Comparison {
     pub fn drop_reasons(&self) -> impl Iterator<Item = &str> {
         let distance = self.distance();
         let elsewhere = move |round: &Round| {
-            (!distance::is_same(round.distance, distance)).then_some("processors at another distance")
+            (!distance::is_same(round.distance, distance))
+                .then_some("the processors were at another distance")
         };
         self.all_rounds().filter_map(move |round| round.drop_reason.as_deref().or_else(|| elsewhere(round)))
     }
@@ -198,7 +199,7 @@ impl Comparison {
     pub fn skip_side(&mut self, side: Side, why: &crate::kit::failure::Failure) {
         debug_assert!(self.generations.is_empty(), "samples are by side");
         self.sides.retain(|known| *known != side);
-        self.skipped_sides.push(format!("{} left out: {why}", side.name()));
+        self.skipped_sides.push(format!("{} skipped: {why}", side.name()));
     }
 
     /// Runs every side once, each in a process of its own, in reverse order in every second round. A side that fails
@@ -290,7 +291,7 @@ impl Comparison {
         }
         notes.extend(self.skipped_sides.iter().cloned());
         notes.extend(self.failure.clone());
-        notes.extend(self.skip_reason.as_ref().map(|why| format!("left out: {why}")));
+        notes.extend(self.skip_reason.as_ref().map(|why| format!("skipped: {why}")));
         notes
     }
 }

@@ -38,13 +38,13 @@ const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 /// Network between clients and servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Network {
-    /// The loopback device, whose packets have 64 KiB
+    /// The loopback device, with packets of up to 64 KiB
     #[default]
     Loopback,
-    /// Two network namespaces joined by virtual Ethernet devices with an MTU of 1500 bytes; needs root
+    /// Two network namespaces connected by a veth pair with an MTU of 1500 bytes; needs root
     #[value(name = "veth-1500")]
     Veth1500,
-    /// The same with an MTU of 9000 bytes
+    /// Two network namespaces connected by a veth pair with an MTU of 9000 bytes; needs root
     #[value(name = "veth-9000")]
     Veth9000,
 }
@@ -118,7 +118,7 @@ pub fn set_up(network: Network) -> Result<()> {
     let is_isolated = server_namespace.is_some() || isolate_from_other_congestion_control();
     ACTIVE
         .set(ActiveNetwork { network, server_namespace, is_isolated })
-        .map_err(|_| Failure::new("the network was set up before"))
+        .map_err(|_| Failure::new("the network is already set up"))
 }
 
 /// Tries to move this thread into a namespace with one of [`CONGESTION_CONTROLS`] if the machine uses another; true
@@ -135,7 +135,7 @@ fn enter_client_namespace(network: Network, mtu_bytes: u32) -> Result<OwnedFd> {
     veth::enter_veth_pair((CLIENT_ADDRESS, SERVER_ADDRESS), mtu_bytes).map_err(|(what, error)| {
         if Errno::from_io_error(&error) == Some(Errno::PERM) {
             return Failure::new(format!(
-                "--network {name} needs root, because it makes network namespaces; run it as root, or with --network \
+                "--network {name} needs root to create network namespaces; run it as root, or use --network \
                  loopback"
             ));
         }
@@ -213,7 +213,7 @@ pub fn new_namespace() -> Result<OwnedFd> {
         choose_congestion_control()?;
         Ok(File::open("/proc/thread-self/ns/net")?.into())
     })
-    .doing("making a network namespace")
+    .doing("creating a network namespace")
 }
 
 fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
@@ -229,7 +229,7 @@ fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result
 /// [`Failure`] when no port is free.
 pub fn free_address() -> Result<SocketAddr> {
     let port = || free_port(server_address()).map_err(|failure| io::Error::other(failure.to_string()));
-    let port = in_server_namespace(port).doing("looking for a free port")?;
+    let port = in_server_namespace(port).doing("finding a free port")?;
     Ok(SocketAddr::from((server_address(), port)))
 }
 

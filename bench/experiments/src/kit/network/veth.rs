@@ -46,13 +46,13 @@ pub fn enter_veth_pair((near, far): (Ipv4Addr, Ipv4Addr), mtu_bytes: u32) -> Res
     let kernel_near = enter_new_namespace()?;
     choose()?;
     let made = kernel_near.request_change(veth_request(&namespace, mtu_bytes), NLM_F_CREATE | NLM_F_EXCL);
-    made.map_err(|error| ("making a pair of veth devices", error))?;
+    made.map_err(|error| ("creating a veth pair", error))?;
     for (kernel, address) in [(&kernel_near, near), (&kernel_far, far)] {
         kernel
             .request_change(address_request(address), NLM_F_CREATE | NLM_F_EXCL)
             .and_then(|()| kernel.request_change(up_request(LOOPBACK_INDEX), 0))
             .and_then(|()| kernel.request_change(up_request(VETH_INDEX), 0))
-            .map_err(|error| ("setting up a link", error))?;
+            .map_err(|error| ("setting up a veth device", error))?;
     }
     Ok(namespace)
 }
@@ -72,7 +72,7 @@ pub fn enter_loopback_only() -> Result<(), StepError> {
 fn enter_new_namespace() -> Result<Netlink, StepError> {
     // SAFETY: only `UnshareFlags::FILES` could invalidate borrowed descriptors; NEWNET unshares none.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-        .map_err(|error| ("making a network namespace", error.into()))?;
+        .map_err(|error| ("creating a network namespace", error.into()))?;
     Netlink::open().map_err(|error| ("opening a netlink socket", error))
 }
 
@@ -105,7 +105,7 @@ impl Netlink {
             // An error message without a code is the acknowledgement.
             Ok(NetlinkPayload::Error(error)) if error.code.is_none() => Ok(()),
             Ok(NetlinkPayload::Error(error)) => Err(error.to_io()),
-            Ok(_) => Err(io::Error::other("the kernel answered something else")),
+            Ok(_) => Err(io::Error::other("unexpected answer of the kernel")),
             Err(error) => Err(io::Error::other(error)),
         }
     }
