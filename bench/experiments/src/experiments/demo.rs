@@ -70,13 +70,13 @@ const MAX_HALF_WIDTH: f64 = 0.1;
 /// Fraction of disturbed rounds above which a wide interval is attributed to the machine.
 const MAX_DISTURBED: f64 = 0.25;
 
-/// Echo server and Redis in one table, plain and under uncopy
+/// Echo server and Redis, plain and under uncopy, in one table
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Take about one minute instead of three
     #[arg(long)]
     pub quick: bool,
-    /// Also write everything as JSON to FILE; - writes it to standard output instead of the table
+    /// Also write the results to FILE, as JSON; with -, print JSON instead of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 }
@@ -252,7 +252,7 @@ fn render(found: &DemoResults) -> String {
             }
             CaseResult::Busy => {
                 let (rounds, dropped) = (comparison.round_count(), comparison.dropped_count());
-                let why = format!("{rounds} rounds kept, {dropped} not");
+                let why = format!("{rounds} rounds kept, {dropped} dropped");
                 cells.extend([String::new(), String::new(), "machine too busy".to_owned(), why]);
             }
             CaseResult::Failed => cells.extend([String::new(), String::new(), "failed".to_owned()]),
@@ -269,15 +269,20 @@ fn render(found: &DemoResults) -> String {
         .filter_map(|comparison| Some(comparison.ratio(Side::PlainAgain, CPU)?.median))
         .collect();
     if let Some(again) = Interval::of(&again) {
-        let cells = ["plain beside plain", "", "", &again.to_string(), "", "the control"];
+        let cells = ["plain again", "", "", &again.to_string(), "", "control"];
         table.row(cells.map(str::to_owned).to_vec());
     }
     let bytes = |side| comparisons.iter().map(|comparison| comparison.verified_bytes(side)).sum();
     format!(
-        "{}\nCPU: the server's processor time for each operation over plain's, with its 95 % interval; less than 1 is less.\n\
-         heap only: uncopy's allocator without leaving out copies. helps: less than 0.97 for certain; harmless: within\n\
-         0.97 and 1.03; costs: more than 1.03; undecided: any of these. Compared byte for byte: {} under uncopy, {} plain.\n\
-         \n{}{}\n",
+        "{}\n\
+         CPU: processor time of the server per operation, over plain's, with a 95 % interval. Below 1 is less \
+         time.\n\
+         heap only: uncopy's allocator without elision. plain again: a second plain server, as a control.\n\
+         helps: the whole interval is below 0.97. costs: above 1.03. harmless: between them. undecided: none \
+         of these.\n\
+         Compared byte for byte: {} under uncopy, {} plain.\n\
+         \n\
+         {}{}\n",
         table.render(),
         format_amount(bytes(Side::Uncopy)),
         format_amount(bytes(Side::Plain)),
@@ -301,13 +306,17 @@ fn busy_explanation(found: &DemoResults) -> Option<String> {
     }
     let reasons: Vec<String> =
         reasons.iter().map(|(reason, rounds)| format!("{reason} in {rounds} rounds")).collect();
-    let why =
-        if reasons.is_empty() { "it was too slow for enough rounds".to_owned() } else { reasons.join(", ") };
+    let why = if reasons.is_empty() {
+        "there was no time for enough rounds".to_owned()
+    } else {
+        reasons.join(", ")
+    };
     let cases = busy.len() + skipped.len();
     (cases > 0).then(|| {
         format!(
-            "This machine is too busy for {cases} of {} cases: {why}. Steal is time that the host took,\n\
-             foreign load that of other programs; on a quiet machine there are figures.\n\n",
+            "This machine is too busy for {cases} of {} cases: {why}.\n\
+             Steal is processor time that the host took. Repeat the demonstration on an idle machine.\n\
+             \n",
             comparisons.len() + skipped.len()
         )
     })
@@ -319,21 +328,19 @@ fn conclusion(known: &[(String, Interval, Verdict)], cases: usize) -> String {
         one.1.median.total_cmp(&other.1.median)
     };
     let (Some(best), Some(worst)) = (known.iter().min_by(by_median), known.iter().max_by(by_median)) else {
-        return "Nothing is proved: this machine is too busy.".to_owned();
+        return "No conclusion: this machine is too busy.".to_owned();
     };
     let (title, ratio, verdict) = best;
     let (some, unchanged, nothing) = match known.len() < cases {
-        true => ("As far as it could be measured, ", "unchanged", "nothing"),
-        false => ("", "Unchanged", "Nothing"),
+        true => ("In the cases that could be measured, ", "unmodified", "no case"),
+        false => ("", "Unmodified", "No case"),
     };
     let begin = match verdict {
         Verdict::Helps => format!(
-            "{some}{unchanged} programs under uncopy move the same bytes for as little as\n\
+            "{some}{unchanged} programs under uncopy move the same bytes in as little as\n\
              {ratio} of the processor time ({title})"
         ),
-        _ => format!(
-            "{some}{nothing} here is helped for certain; the least processor time is\n{ratio} ({title})"
-        ),
+        _ => format!("{some}{nothing} is certain to gain; the lowest processor time is\n{ratio} ({title})"),
     };
     if known.len() < 2 {
         return format!("{begin}.");
@@ -398,7 +405,7 @@ mod tests {
         let text =
             rendered(vec![compared("echo, 12 copies", &[0.5], 0), compared("echo, 0 copies", &[1.0], 0)]);
         assert!(text.contains("0.50 [0.50–0.50]") && text.contains("helps"), "{text}");
-        assert!(text.contains("harmless") && text.contains("plain beside plain"), "{text}");
+        assert!(text.contains("harmless") && text.contains("plain again"), "{text}");
         assert!(
             text.contains("as little as\n0.50 [0.50–0.50] of the processor time (echo, 12 copies)"),
             "{text}"
@@ -412,21 +419,21 @@ mod tests {
     #[test]
     fn a_busy_machine_gives_no_figure_and_says_why() {
         let text = rendered(vec![compared("echo", &[0.5], 7)]);
-        assert!(text.contains("machine too busy") && text.contains("3 rounds kept, 21 not"), "{text}");
+        assert!(text.contains("machine too busy") && text.contains("3 rounds kept, 21 dropped"), "{text}");
         assert!(text.contains("too busy for 1 of 1 cases: steal in 21 rounds"), "{text}");
         assert!(
-            text.contains("Nothing is proved: this machine is too busy.") && !text.contains("0.50"),
+            text.contains("No conclusion: this machine is too busy.") && !text.contains("0.50"),
             "{text}"
         );
         // The interval is wide because of rounds that were not dropped, too.
         let wild = [0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5];
-        assert!(rendered(vec![compared("echo", &wild, 3)]).contains("Nothing is proved"));
+        assert!(rendered(vec![compared("echo", &wild, 3)]).contains("No conclusion"));
     }
 
     #[test]
     fn noise_on_a_quiet_machine_is_undecided_and_not_the_machines_fault() {
         let text = rendered(vec![compared("echo", &[0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5], 0)]);
-        assert!(text.contains("undecided") && text.contains("Nothing here is helped for certain"), "{text}");
+        assert!(text.contains("undecided") && text.contains("No case is certain to gain"), "{text}");
     }
 
     #[test]
@@ -434,7 +441,7 @@ mod tests {
         let comparisons = vec![compared("echo", &[0.5], 0)];
         let text = render(&DemoResults { comparisons, skipped: vec!["redis".to_owned()] });
         assert!(text.contains("no time left") && text.contains("too busy for 1 of 2 cases"), "{text}");
-        assert!(text.contains("As far as it could be measured, unchanged programs"), "{text}");
+        assert!(text.contains("In the cases that could be measured, unmodified programs"), "{text}");
     }
 
     #[test]

@@ -33,20 +33,20 @@ const TOTAL_BYTES: usize = 64 << 20;
 const MAX_FILES: usize = 63;
 const MIN_FILES: usize = 8;
 
-/// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
+/// Ways to send a file in uncopy-files, from read and send to twin memory (zIO, section 5.3.1)
 #[derive(Debug, Args)]
 pub struct Files {
-    /// Lengths of files, in bytes
+    /// File sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "1024,16384,65536,350000,1100000,8388608",
         default_value_if("quick", "true", "1024,65536,1100000"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Sides compared with read and send: ways of uncopy-files, or uncopy for read and send under uncopy run
+    /// Ways to compare with read and send; uncopy is read and send under uncopy run
     #[arg(long, value_name = "WAY,...",
         default_value = "uncopy,mmap-send,mmap-sendfile,read-sendfile,sendfile,splice,zerocopy,twin",
         value_delimiter = ',',
         value_parser = ["uncopy", "mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"])]
     pub ways: Vec<String>,
-    /// Numbers of the server's threads
+    /// Numbers of server threads
     #[arg(long, value_name = "N,N,...", default_value = "1", value_delimiter = ',', value_parser = threads_parser())]
     pub threads: Vec<usize>,
     /// Number of connections to the server
@@ -80,8 +80,8 @@ impl Experiment for Files {
             network: Some("veth-9000"),
             ..entry(
                 "files-veth-9000",
-                "Ways to serve a file, over a link with MTU 9000",
-                &[claim("zIO, Table 3 (§5.3)", "There over a network of 100 Gbit/s.")],
+                "Ways to serve a file, MTU 9000",
+                &[claim("zIO, Table 3 (§5.3)", "Measured over a network of 100 Gbit/s.")],
                 "files --sizes 65536,1100000",
                 "files --quick --sizes 65536",
             )
@@ -178,7 +178,7 @@ fn start(
     let address = line.split_once("http://").and_then(|(_, rest)| rest.trim_end_matches('/').parse().ok());
     match address {
         Some(address) => Ok((server, address, processors.map(|(_, others)| others))),
-        None => Err(Failure::new(format!("{NAME} wrote {}", line.escape_debug()))),
+        None => Err(Failure::new(format!("unexpected output of {NAME}: {}", line.escape_debug()))),
     }
 }
 
@@ -202,7 +202,8 @@ fn serve<'a>(
 fn render(comparisons: &[Comparison]) -> String {
     let table = figures::table(comparisons, &[]);
     format!(
-        "{table}\nplain: read and send; uncopy: the same under uncopy run; the others: the ways of uncopy-files\n\
+        "{table}\n\
+         plain: read and send; uncopy: read and send under uncopy run; other sides: ways of uncopy-files\n\
          {}",
         figures::LEGEND
     )
@@ -232,7 +233,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
     let ratio = |comparison: &Comparison, side| comparison.ratio(side, CPU).filter(|_| side != Side::Plain);
     Plot::by_side(
         "uncopy-files: ways to send a file",
-        ("length of a file", Scale::Doubling),
+        ("file size", Scale::Doubling),
         "server CPU over read and send",
         &shown,
         "size",

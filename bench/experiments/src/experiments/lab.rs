@@ -37,17 +37,17 @@ const USER: Metric = |sample| sample.user_s;
 const SYSTEM: Metric = |sample| sample.system_s;
 const CPU: Metric = |sample| Some(sample.user_s? + sample.system_s?);
 
-/// A file sent by read and send, by sendfile and under uncopy, and why the times are what they are (the lab)
+/// A file sent by read and send, by sendfile and under uncopy, with an explanation of the times (Zero-Copy lab)
 #[derive(Debug, Args)]
 pub struct Lab {
-    /// Length of the file, in bytes
+    /// File size, in bytes
     #[arg(long, value_name = "SIZE", default_value = "1073741824", default_value_if("quick", "true", "67108864"),
         value_parser = bytes_parser(1 << 36))]
     pub size: usize,
-    /// Bytes that one call reads or sends
+    /// Bytes read or sent per call
     #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
-    /// Rounds; each gets the file from every server once
+    /// Number of rounds; each fetches the file from every server once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub struct Lab {
 impl Experiment for Lab {
     const ENTRIES: &'static [ReportEntry] = &[entry(
         "lab",
-        "The lab: read and send against sendfile",
+        "Zero-Copy lab: read and send against sendfile",
         &[claim("Zero-Copy lab", "A file by read and send: 7.18 s; by sendfile: 3.71 s.")],
         "lab --rounds 7",
         "lab --quick",
@@ -98,15 +98,15 @@ impl Lab {
 }
 
 fn check_free_space(directory: &TemporaryDirectory, len_bytes: u64) -> Result<()> {
-    let place = directory.path().display();
+    let path = directory.path().display();
     let free_bytes = disk::free_bytes(directory.path())?;
     if free_bytes >= len_bytes.saturating_add(RESERVED_BYTES) {
         return Ok(());
     }
     let (free, wanted) = (format_amount(free_bytes), format_amount(len_bytes));
     Err(Failure::new(format!(
-        "{place} has room for {free} and the file has {wanted}; choose a shorter one with --size, or another directory \
-         with TMPDIR"
+        "{path} has {free} free, and the file needs {wanted}; choose a smaller file with --size, or another \
+         directory with TMPDIR"
     )))
 }
 
@@ -124,7 +124,7 @@ fn sample(
         let totals = sender.read_totals()?;
         if received.bytes != corpus.len_bytes() || totals.bytes != received.bytes {
             let (wanted, got) = (corpus.len_bytes(), received.bytes);
-            return Err(Failure::new(format!("{got} bytes were received of a file of {wanted}")));
+            return Err(Failure::new(format!("received {got} bytes of a file of {wanted} bytes")));
         }
         Ok((received, totals))
     };
@@ -208,8 +208,9 @@ fn explain(comparison: &Comparison) -> Vec<String> {
     let mib = mib(comparison);
     let mut lines = ranking(comparison);
     lines.push(format!(
-        "read and send copies every byte twice, out of the page cache and into the socket: {} in {time:.3} s, for which \
-         its server used {:.3} s of a processor, {:.0} % of that in the kernel, {:.0} us for each MiB.",
+        "read and send copies every byte twice, from the page cache to a buffer and from the buffer to the \
+         socket. It sent {} in {time:.3} s and used {:.3} s of processor time, {:.0} % of it in the kernel \
+         ({:.0} us per MiB).",
         format_size(comparison.operation_bytes()),
         user + system,
         system / (user + system) * 100.0,
@@ -222,7 +223,7 @@ fn explain(comparison: &Comparison) -> Vec<String> {
         };
         let saved_us = (user + system - median(side, CPU).unwrap_or(f64::NAN)) * 1e6 / mib;
         lines.push(format!(
-            "{way}: {}, and {} ({:.0} us {} for each MiB).",
+            "{way}: {}, and {} ({:.0} us {} per MiB).",
             describe_ratio(time_ratio, "time"),
             describe_ratio(cpu_ratio, "processor time of the server"),
             saved_us.abs(),
@@ -244,14 +245,14 @@ fn ranking(comparison: &Comparison) -> Vec<String> {
     let [(first, least), rest @ ..] = &times[..] else { return Vec::new() };
     let rest: Vec<String> =
         rest.iter().map(|(name, time)| format!("{name} took {:.2} times as long", time / least)).collect();
-    vec![format!("By the medians {first} was the fastest; {}.", rest.join(", "))]
+    vec![format!("By the medians, {first} was the fastest; {}.", rest.join(", "))]
 }
 
 /// Returns a ratio in words, such as `0.52 of the time`, with its uncertainty.
 fn describe_ratio(ratio: Interval, what: &str) -> String {
     let Interval { median, low, high } = ratio;
     if low <= 1.0 && high >= 1.0 {
-        format!("no difference in {what} that is above the noise ({median:.2}, from {low:.2} to {high:.2})")
+        format!("no difference in {what} above the noise ({median:.2}, from {low:.2} to {high:.2})")
     } else if median < 1.0 {
         format!("{median:.2} of the {what} ({low:.2} to {high:.2}), {:.2} times less", 1.0 / median)
     } else {
@@ -270,14 +271,14 @@ fn explain_difference(comparison: &Comparison, side: Side) -> Option<String> {
     let ratio = comparison.ratio(side, CPU)?;
     let reason = match (side, ratio.high < 1.0, ratio.low > 1.0) {
         (SENDFILE, true, _) => {
-            "The kernel passes the pages of the file to the socket; neither copy is made, nor a buffer of the program \
-             read or written. What is left is what the network itself takes, which no way saves"
+            "The kernel passes the pages of the file to the socket, so neither copy is made. The rest is the \
+             cost of the network itself"
         }
         (SENDFILE, _, true) => {
-            "Neither copy is made, and yet it took more: what the pages cost that are passed instead is more than copying \
-             them through a buffer that stays in the processor's cache"
+            "Neither copy is made, and yet it took longer: passing pages costs more than copying through a \
+             buffer that stays in the processor's cache"
         }
-        (SENDFILE, ..) => "Neither copy is made, but what that saves does not show above the noise",
+        (SENDFILE, ..) => "Neither copy is made, but the saving is not above the noise",
         _ => {
             return Some(format!(
                 "  user {}, system {}. {}",
@@ -296,17 +297,16 @@ fn explain_elision(comparison: &Comparison, saves: bool) -> String {
     let bytes =
         comparison.figure(Side::Uncopy, |sample| sample.elided_bytes).map_or(0.0, |spread| spread.median);
     if bytes > 0.0 {
-        return format!("uncopy left out copies of {} of what was sent.", format_amount(bytes as u64));
+        return format!("uncopy elided copies of {}.", format_amount(bytes as u64));
     }
     format!(
-        "uncopy left out no copy: this program makes none of its own. Both are the kernel's, from the page cache into the \
-         buffer and from the buffer into the socket, and only a program that calls sendfile, or keeps the file in memory that \
-         is sent by reference, avoids them.{}",
-        if saves { " What was saved is the allocator's, or noise." } else { "" }
+        "uncopy elided no copies, because this program makes none. The kernel makes both. A program avoids \
+         them by sendfile, or by keeping the file in memory that is sent by reference.{}",
+        if saves { " The saving comes from the allocator, or is noise." } else { "" }
     )
 }
 
-/// Tells whether the servers were busy, or waited for the client, which compares every byte.
+/// Describes whether the servers were busy, or waited for the client, which compares every byte.
 fn explain_waiting(comparison: &Comparison) -> Vec<String> {
     let busy = |side| {
         let median = |metric| comparison.figure(side, metric).map(|spread| spread.median);
@@ -319,11 +319,11 @@ fn explain_waiting(comparison: &Comparison) -> Vec<String> {
         .map(|(name, busy)| format!("{name} ({:.0} % busy)", busy * 100.0))
         .collect();
     if idle.is_empty() {
-        return vec!["The servers were busy all the time, so that the times are theirs.".to_owned()];
+        return vec!["The servers were busy all the time, so the times are those of the servers.".to_owned()];
     }
     vec![format!(
-        "The time of {} is more than the server worked: it waited for the client, which compares every byte, or for a \
-         processor. There, processor time says more than the time.",
+        "Not busy all the time: {}. These servers waited for the client, which compares every byte, or for a \
+         processor; compare their processor time.",
         idle.join(", ")
     )]
 }
@@ -353,7 +353,7 @@ fn plot(comparison: &Comparison) -> Plot {
         [("time", TIME), ("server CPU", CPU)].map(|(name, metric)| (name, metric, place, *side))
     });
     let x = ("server", Scale::Words(SIDES.map(|(name, ..)| name.to_owned()).to_vec()));
-    Plot::of(&format!("Getting a {}", comparison.title()), x, "seconds", points.filter_map(point))
+    Plot::of(&format!("Fetching a {}", comparison.title()), x, "seconds", points.filter_map(point))
 }
 
 #[cfg(test)]
@@ -389,8 +389,8 @@ mod tests {
         assert!(text.contains("$ read-send\nTime taken: 2.000000 seconds"), "{text}");
         assert!(text.contains("$ sendfile\nTime taken: 1.000000 seconds"), "{text}");
         assert!(text.contains("sendfile: 0.50 of the time (0.50 to 0.50), 2.00 times less"), "{text}");
-        assert!(text.contains("neither copy is made") && text.contains("system -0.900 s"), "{text}");
-        assert!(text.contains("under uncopy: no difference in time that is above the noise (1.00"), "{text}");
+        assert!(text.contains("so neither copy is made") && text.contains("system -0.900 s"), "{text}");
+        assert!(text.contains("under uncopy: no difference in time above the noise (1.00"), "{text}");
         assert!(text.contains("The servers were busy all the time"), "{text}");
     }
 
@@ -398,10 +398,10 @@ mod tests {
     fn a_slower_sendfile_is_not_explained_as_a_faster_one() {
         let lines = explain(&compared(&[1.5, 1.6, 1.5], &[0.5, 0.6, 0.5])).join("\n");
         assert!(lines.contains("sendfile: 1.50 times the time (1.50 to 1.60)"), "{lines}");
-        assert!(lines.contains("and yet it took more"), "{lines}");
+        assert!(lines.contains("and yet it took longer"), "{lines}");
         assert!(lines.contains("under uncopy: 0.50 of the time"), "{lines}");
         let lines = explain(&compared(&[0.9, 1.1], &[1.0, 1.0])).join("\n");
-        assert!(lines.contains("does not show above the noise"), "{lines}");
+        assert!(lines.contains("the saving is not above the noise"), "{lines}");
     }
 
     #[test]

@@ -30,17 +30,17 @@ fn case_parser() -> PossibleValuesParser {
 /// Programs on one host, with and without lanes between them: an echo, proxies, a broker, Redis
 #[derive(Debug, Args)]
 pub struct Lanes {
-    /// Workloads to measure; all of them if none is named (with --quick the echo)
+    /// Workloads to measure [default: all; with --quick, the echo]
     #[arg(value_name = "NAME", value_parser = case_parser())]
     pub names: Vec<String>,
-    /// Transports between the echo's ends
+    /// Transports of the echo
     #[arg(long, value_name = "TRANSPORT,...", default_value = "tcp,unix", value_delimiter = ',', value_enum)]
     pub transport: Vec<Transport>,
-    /// Lengths of the echo's messages, in bytes
+    /// Message sizes of the echo, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "64,16384,65536,524288",
         default_value_if("quick", "true", "64,524288"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of copies that the echo server makes of each message
+    /// Numbers of copies per message in the echo server
     #[arg(long, value_name = "N,N,...", default_value = "0,12", default_value_if("quick", "true", "0"), value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
     #[command(flatten)]
@@ -174,7 +174,7 @@ fn measure_with_backends(
     slices.run(launcher, &mut comparison, false, progress, |side| {
         let environment =
             environments.iter().find(|(known, _)| *known == side).map(|(_, environment)| environment);
-        point.work.start(environment.ok_or_else(|| Failure::new("it is not measured"))?)
+        point.work.start(environment.ok_or_else(|| Failure::new("the side is not measured"))?)
     });
     comparison
 }
@@ -204,8 +204,10 @@ fn measure_same_side(
 fn render(comparisons: &[Comparison]) -> String {
     let (gains, table) = (gains_table(comparisons), figures::table(comparisons, &[]));
     format!(
-        "{gains}{table}{}\n{LEGEND}lanes: large parts pass by reference between the programs; the processor time is that of all of \
-         them (clients outside: the server's alone). The best: of plain, heap only, tuned glibc, mimalloc and jemalloc, what takes the least\n",
+        "{gains}{table}{}\n\
+         {LEGEND}lanes: large parts of messages pass by reference between the programs\n\
+         CPU is the sum over all programs; with clients outside, over the server's processes alone\n\
+         the best: the allocator with the least CPU of plain, heap only, tuned glibc, mimalloc and jemalloc\n",
         figures::counts_table(comparisons)
     )
 }

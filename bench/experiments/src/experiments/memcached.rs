@@ -26,10 +26,10 @@ const MIXED_BYTES: usize = 64 << 10;
 /// Number of operations per SET, in the workload with SETs.
 const OPERATIONS_PER_SET: u64 = 10;
 
-/// memcached with its values in twin memory, as it is, and under uncopy (ZCopy, section 4); `make memcached` builds it
+/// memcached with values in twin memory, unmodified, and under uncopy (ZCopy, section 4); needs `make memcached`
 #[derive(Debug, Args)]
 pub struct Memcached {
-    /// Lengths of values, in bytes
+    /// Value sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "100,1024,4096,16384,65536,262144,1048576",
         default_value_if("quick", "true", "100,65536,1048576"), value_delimiter = ',', value_parser = bytes_parser(MAX_VALUE_BYTES))]
     pub sizes: Vec<usize>,
@@ -45,7 +45,7 @@ pub struct Memcached {
 /// A workload over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum MemcachedLoad {
-    /// GET of each of --sizes
+    /// GET of each value size
     Get,
     /// 90 % GET and 10 % SET, values of 64 KiB
     Mixed,
@@ -59,11 +59,13 @@ impl Experiment for Memcached {
             &[
                 claim(
                     "ZCopy, Figure 8 (§4.1)",
-                    "By TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; then the network is the limit.",
+                    "TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; \
+                     above, the network is the limit.",
                 ),
                 claim(
                     "ZCopy, Figure 6 (§4.1)",
-                    "By UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes. Not measured here: a datagram of memcached's holds no whole page.",
+                    "UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes. Not measured here: memcached's \
+                     datagrams are smaller than a page.",
                 ),
             ],
             "memcached",
@@ -73,8 +75,8 @@ impl Experiment for Memcached {
             network: Some("veth-1500"),
             ..entry(
                 "memcached-veth-1500",
-                "memcached whose values are sent by reference, over a link with MTU 1500",
-                &[claim("ZCopy, Figure 8 (§4.1)", "There over a network of 1 Gbit/s.")],
+                "memcached whose values are sent by reference, MTU 1500",
+                &[claim("ZCopy, Figure 8 (§4.1)", "Measured over a network of 1 Gbit/s.")],
                 "memcached --only get --sizes 16384,65536,262144,1048576",
                 "memcached --quick --only get --sizes 65536",
             )
@@ -124,7 +126,10 @@ impl Memcached {
 
 fn render(comparisons: &[Comparison]) -> String {
     format!(
-        "{}\nplain: memcached as it is; uncopy: the same under uncopy run; twin: its values are in twin memory\n{}",
+        "{}\n\
+         plain: unmodified memcached; uncopy: unmodified, under uncopy run; twin: with its values in twin \
+         memory\n\
+         {}",
         figures::table(comparisons, &[]),
         figures::LEGEND
     )

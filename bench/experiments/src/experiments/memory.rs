@@ -37,19 +37,19 @@ fn minutes(text: &str) -> std::result::Result<Duration, String> {
     seconds(text).map(|seconds| seconds * 60)
 }
 
-/// Resident memory of redis-server whose values of mixed sizes are overwritten
+/// Resident memory of Redis while values of mixed sizes are overwritten
 #[derive(Debug, Args)]
 pub struct Memory {
-    /// How long values are overwritten, in all processes together
+    /// Time for which values are overwritten, in all processes together
     #[arg(long, value_name = "MINUTES", default_value = "1", default_value_if("quick", "true", "0.1"), value_parser = minutes)]
     pub minutes: Duration,
-    /// Processes of each side
+    /// Number of processes of each side
     #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "2"), value_parser = count_parser())]
     pub processes: usize,
-    /// Shortest value, in bytes
+    /// Minimum value size, in bytes
     #[arg(long, value_name = "SIZE", default_value = "16384", value_parser = size_parser())]
     pub smallest: usize,
-    /// Longest value, in bytes
+    /// Maximum value size, in bytes
     #[arg(long, value_name = "SIZE", default_value = "4194304", value_parser = size_parser())]
     pub largest: usize,
     /// Number of keys whose values are overwritten
@@ -67,7 +67,7 @@ impl Experiment for Memory {
             "Memory of Redis with mixed values",
             &[claim(
                 "not measured in the papers",
-                "This project allows itself 1.15 times plain's memory and 64 MiB.",
+                "This project's bound is 1.15 times plain's memory plus 64 MiB.",
             )],
             "memory --minutes 2",
             "memory --quick",
@@ -260,7 +260,7 @@ impl SideServer {
     ) -> Result<()> {
         let side = self.side.name();
         if !self.connection.get_into(&key_name(key), value)? {
-            return Err(Failure::new(format!("{side} has no value of key {key}")));
+            return Err(Failure::new(format!("{side} has no value for key {key}")));
         }
         let found = values.check(key, value, len_bytes)?;
         if found != version {
@@ -342,10 +342,12 @@ fn render(comparison: &Comparison, snapshots: &[MemorySnapshot]) -> String {
         ]);
     }
     format!(
-        "{}\nmemory ratio: resident memory over plain's at the same moment, the median over the moments of each process\n\
-         verdict: the worse of the two, because memory that takes processor time is not saved\n\
+        "{}\n\
+         memory ratio: resident memory over plain's at the same time, the median over the snapshots of each \
+         process\n\
+         verdict: of the worse of memory ratio and CPU ratio\n\
          fragmentation: resident memory over the bytes of the values, at the end\n\
-         of bound: highest resident memory over {} times plain's plus {}, at the same moment\n",
+         of bound: highest resident memory over {} times plain's plus {}, at the same time\n",
         table.render(),
         BOUND.0,
         "64 MiB"

@@ -19,9 +19,9 @@ const MIN_FREE_BYTES: u64 = 1 << 30;
 /// Whether Redis keeps its append-only file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AppendOnly {
-    /// Redis keeps no append-only file
+    /// Redis without an append-only file
     Off,
-    /// Redis keeps its append-only file
+    /// Redis with an append-only file
     On,
 }
 
@@ -37,11 +37,11 @@ pub struct Redis {
         value_enum
     )]
     pub workload: Vec<Workload>,
-    /// Lengths of values, in bytes
+    /// Value sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "64,65536,262144,1048576",
         default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// States of the append-only file
+    /// Append-only file, off or on
     #[arg(long, value_name = "STATE,...", default_value = "on", value_delimiter = ',', value_enum)]
     pub append_only: Vec<AppendOnly>,
     /// Number of connections to Redis
@@ -59,7 +59,10 @@ impl Experiment for Redis {
             "redis-set",
             "Redis, SET, append-only file on",
             &[
-                claim("zIO, Figure 11 (§5.2)", "Up to 1.8 times Linux, above all for larger values."),
+                claim(
+                    "zIO, Figure 11 (§5.2)",
+                    "Up to 1.8 times the throughput of Linux, mostly for larger values.",
+                ),
                 claim(
                     "zIO, §5.2.1",
                     "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
@@ -73,7 +76,7 @@ impl Experiment for Redis {
             "Redis, GET",
             &[claim(
                 "zIO, Table 1",
-                "A GET makes fewer copies in the application than a SET; not measured by itself.",
+                "A GET makes fewer copies in the application than a SET; not measured alone.",
             )],
             "redis --workload get --append-only off --sizes 65536,262144,1048576",
             "redis --quick --workload get --append-only off --sizes 262144 --sides uncopy",
@@ -81,7 +84,7 @@ impl Experiment for Redis {
         entry(
             "redis-ycsb-a",
             "Redis, YCSB workload A",
-            &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times Linux.")],
+            &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times the throughput of Linux.")],
             "redis --workload ycsb-a --sizes 262144,1048576",
             "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
         ),
@@ -89,8 +92,8 @@ impl Experiment for Redis {
             network: Some("veth-1500"),
             ..entry(
                 "redis-set-veth-1500",
-                "Redis, SET, over a link with MTU 1500",
-                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "Redis, SET, MTU 1500",
+                &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
                 "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
                 "redis --quick --workload set --sizes 262144 --sides uncopy",
             )
@@ -99,8 +102,8 @@ impl Experiment for Redis {
             network: Some("veth-9000"),
             ..entry(
                 "redis-set-veth-9000",
-                "Redis, SET, over a link with MTU 9000",
-                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "Redis, SET, MTU 9000",
+                &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
                 "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
                 "redis --quick --workload set --sizes 262144 --sides uncopy",
             )
@@ -154,7 +157,7 @@ pub fn check_free_space() -> Result<()> {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "{} has {} free and {} are needed; set TMPDIR to a directory with more room",
+        "{} has {} free and {} are needed; set TMPDIR to a directory with more free space",
         directory.display(),
         format_amount(free_bytes),
         format_amount(MIN_FREE_BYTES)

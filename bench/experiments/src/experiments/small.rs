@@ -43,11 +43,11 @@ const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];
 /// A row of the table of `small`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Row {
-    /// A memcpy of 64 bytes
+    /// memcpy of 64 bytes
     Memcpy,
     /// The start of `true`
     Start,
-    /// `cat` of a short file
+    /// Start of `cat` with a short file
     Cat,
     /// Redis with values of 64 bytes
     Redis,
@@ -57,7 +57,7 @@ pub enum Row {
     Nginx,
 }
 
-/// Small I/O of packaged servers, a 64-byte memcpy, the start of a program
+/// Cases too small to gain: small I/O of packaged servers, a 64-byte memcpy, the start of a program
 #[derive(Debug, Args)]
 pub struct Small {
     /// Rows of the table to measure
@@ -69,7 +69,7 @@ pub struct Small {
         value_enum
     )]
     pub only: Vec<Row>,
-    /// Starts of `true` and of `cat` under each side
+    /// Number of starts of `true` and of `cat` on each side
     #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "20"), value_parser = count_parser())]
     pub starts: usize,
     /// Number of connections to Redis
@@ -84,7 +84,7 @@ pub struct Small {
 impl Experiment for Small {
     const ENTRIES: &'static [ReportEntry] = &[entry(
         "small",
-        "Where there is nothing to gain",
+        "Cases too small to gain",
         &[claim("zIO, §5.2.1", "SET of 8 KiB under the 16 KiB policy: 2 % slower.")],
         "small",
         "small --quick",
@@ -141,8 +141,9 @@ impl Small {
             let notes = notes(&output);
             let output = output.success("memcpy-loop")?;
             let ns = output.stdout.trim().parse::<f64>();
-            let ns =
-                ns.map_err(|_| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
+            let ns = ns.map_err(|_| {
+                Failure::new(format!("unexpected output of memcpy-loop: {}", output.stdout.escape_debug()))
+            })?;
             // The child compared the copy with its source.
             let verified_bytes = Some(SHORT_BYTES as u64);
             Ok(Sample { latency_p50_us: Some(ns / 1e3), verified_bytes, notes, ..Sample::default() })
@@ -150,7 +151,7 @@ impl Small {
         short
     }
 
-    /// Measures the rows of a server; leaves them out if the server is not installed.
+    /// Measures the rows of a server; skips them if the server is not installed.
     fn measure_server(
         &self,
         launcher: &Launcher,
@@ -164,12 +165,12 @@ impl Small {
                 measure::measure_points(launcher, &programs, points, Scheme::Slices, &slices, progress)
             }
             Err(missing) => {
-                let left_out = |point: &Point| {
+                let skipped = |point: &Point| {
                     let mut comparison = Comparison::new(&point.title, point.operation_bytes, &slices.sides);
                     comparison.skip(missing.to_string());
                     comparison
                 };
-                points.iter().map(left_out).collect()
+                points.iter().map(skipped).collect()
             }
         }
     }
@@ -254,7 +255,10 @@ fn measure_start(
             let notes = notes(&output);
             let output = output.success(name)?;
             if output.stdout != expected {
-                return Err(Failure::new(format!("{name} wrote {}", output.stdout.escape_debug())));
+                return Err(Failure::new(format!(
+                    "unexpected output of {name}: {}",
+                    output.stdout.escape_debug()
+                )));
             }
             let latency_p50_us = Some(output.elapsed.as_secs_f64() * 1e6);
             Ok(Sample { latency_p50_us, verified_bytes: Some(0), notes, ..Sample::default() })

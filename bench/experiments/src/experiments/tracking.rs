@@ -42,16 +42,16 @@ fn views_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1_000_000)
 }
 
-/// Copies that replace a view among many; what tracking costs (zIO, section 5.2.1)
+/// Cost of tracking: copies that replace one of many views (zIO, section 5.2.1)
 #[derive(Debug, Args)]
 pub struct Tracking {
-    /// Numbers of views alive
+    /// Numbers of live views
     #[arg(long, value_name = "N,N,...", default_value = "10,1000,100000", default_value_if("quick", "true", "10,1000"), value_delimiter = ',', value_parser = views_parser())]
     pub views: Vec<usize>,
-    /// Copies that are timed in each measurement
+    /// Number of copies timed in each measurement
     #[arg(long, value_name = "N", default_value = "100000", default_value_if("quick", "true", "10000"))]
     pub calls: u32,
-    /// Rounds; each runs every side once
+    /// Number of rounds; each runs every side once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
     #[command(flatten)]
@@ -63,10 +63,11 @@ impl Experiment for Tracking {
         criterion: Criterion::NotJudged,
         ..entry(
             "tracking",
-            "What keeping track of a copy costs",
+            "Cost of tracking a copy",
             &[claim(
                 "zIO, §5.2.1",
-                "190 ns for a lookup and an insertion in the skiplist, at most 640 entries; that is the skiplist alone.",
+                "190 ns for a lookup and an insertion in the skiplist of at most 640 entries; the skiplist \
+                 alone.",
             )],
             "tracking --rounds 5",
             "tracking --quick",
@@ -88,7 +89,7 @@ pub struct ViewLoop {
     /// Number of live views
     #[arg(long, value_name = "N", value_parser = views_parser())]
     pub views: usize,
-    /// Copies that are timed
+    /// Number of copies timed
     #[arg(long, value_name = "N")]
     pub calls: u32,
 }
@@ -210,11 +211,11 @@ fn sample(launcher: &Launcher, side: Side, views: usize, calls: u64) -> Result<S
     let mut server = start_server(launcher.bench_command(side, &arguments), "view-loop", directory)?;
     let line = server.first_line()?;
     let times: Times = serde_json::from_str(&line)
-        .map_err(|_| Failure::new(format!("view-loop wrote \"{}\"", line.escape_debug())))?;
+        .map_err(|_| Failure::new(format!("unexpected output of view-loop: \"{}\"", line.escape_debug())))?;
     let pid = server.process().pid();
     let (mut notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), true);
     if let Some(activity) = activity.filter(|activity| activity.views_peak < views as u64 / 10 * 9) {
-        notes.push(format!("no more than {} views were alive", activity.views_peak));
+        notes.push(format!("only {} views were alive", activity.views_peak));
     }
     let defect = server.process().stop().err().map(|failure| failure.to_string());
     Ok(Sample {
@@ -254,8 +255,10 @@ fn render(comparisons: &[Comparison]) -> String {
         ]);
     }
     format!(
-        "{}\ncopied: plain; tracked: a copy that replaces a view, everything included (lookup, drop, insert, locks);\n\
-         medians over batches of {BATCH}, p99 of the batches; spread of the tracked ones over the rounds\n",
+        "{}\n\
+         copied: memcpy under plain; tracked: a copy that replaces a view, with lookup, drop, insert and \
+         locks\n\
+         times: medians and p99 over batches of {BATCH} copies; spread: of tracked, over the rounds\n",
         table.render()
     )
 }

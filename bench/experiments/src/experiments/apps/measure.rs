@@ -20,7 +20,7 @@ use crate::servers::net::start_behind_service;
 /// Time of load in a run with a server of its own.
 const RUN_TIME: Duration = Duration::from_secs(1);
 
-/// Measures `cases`: one comparison for each point. A case whose programs are not installed is left out, with a note.
+/// Measures `cases`: one comparison for each point. A case whose programs are not installed is skipped, with a note.
 #[must_use]
 pub fn measure(
     launcher: &Launcher,
@@ -177,7 +177,7 @@ pub fn profile(
         let programs = match Programs::find(case.packages) {
             Ok(programs) => programs,
             Err(missing) => {
-                lines += &format!("{}: left out: {missing}\n", case.name);
+                lines += &format!("{}: skipped: {missing}\n", case.name);
                 continue;
             }
         };
@@ -190,7 +190,7 @@ pub fn profile(
         let verified_bytes = loaded.map_err(|failure| named(running.server().process().explain(&failure)))?;
         stop_server(running.as_mut()).map_err(named)?;
         if !file.is_file() {
-            return Err(named(Failure::new(format!("uncopy profile wrote no {}", file.display()))));
+            return Err(named(Failure::new(format!("uncopy profile did not write {}", file.display()))));
         }
         lines += &format!(
             "{}: {}, {} verified: {}\n",
@@ -239,8 +239,10 @@ fn render(cases: &[&Case], comparisons: &[Comparison]) -> String {
 pub fn tables(comparisons: &[Comparison]) -> String {
     let (best_table, table) = (figures::best_allocator_table(comparisons), figures::table(comparisons, &[]));
     format!(
-        "{best_table}{table}{}\n{}CPU: of all processes of the server. The best: of plain, heap only, tuned glibc, mimalloc and \
-         jemalloc, what takes the least; heap only: what the block heap alone gives\n",
+        "{best_table}{table}{}\n\
+         {}CPU is the sum over all processes of the server.\n\
+         the best: the allocator with the least CPU of plain, heap only, tuned glibc, mimalloc and jemalloc\n\
+         heap only: uncopy's block heap without elision\n",
         figures::counts_table(comparisons),
         figures::LEGEND
     )

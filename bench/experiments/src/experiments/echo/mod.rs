@@ -21,10 +21,10 @@ use crate::kit::{
 };
 use sweeps::{ENTRIES, Sweep, Values};
 
-/// Echo server that copies each message before it sends it back (zIO §5.1), over one or several parameters
+/// Echo server that copies each message before sending it back, over ranges of parameters (zIO §5.1)
 #[derive(Debug, Args)]
 pub struct Echo {
-    /// Sweep that gives values to the options below that are not given
+    /// Sweep, which sets the options below that are not given
     #[arg(value_name = "SWEEP", default_value = "copies", value_parser = sweeps::sweep_parser())]
     pub sweep: &'static Sweep,
     #[command(flatten)]

@@ -27,22 +27,23 @@ const COLUMNS: [Column; 7] = [
     },
     Column {
         heading: "of limit",
-        legend: "of limit: over the same server with 0 copies and without uncopy, in the same round\n",
+        legend: "of limit: rate over that of the same server with 0 copies, without uncopy, in the same \
+                 round\n",
         cell: |_, comparison, side| ratio_cell(comparison.ratio_to_limit(side, RATE)),
     },
     Column {
         heading: "of own 0",
-        legend: "of own 0: over the same side's own rate with 0 copies\n",
+        legend: "of own 0: rate over that of the same side with 0 copies\n",
         cell: |all, comparison, side| ratio_cell(ratio_to_sibling(all, comparison, ("copies", 0.0), side)),
     },
     Column {
         heading: "scaling",
-        legend: "scaling: over the same side's rate with one thread, each process beside another\n",
+        legend: "scaling: rate over that of the same side with one thread, process by process\n",
         cell: |all, comparison, side| ratio_cell(ratio_to_sibling(all, comparison, ONE_THREAD, side)),
     },
     Column {
         heading: "faults/op",
-        legend: "faults/op: faults that uncopy served, for each message\n",
+        legend: "faults/op: page faults that uncopy resolved, per message\n",
         cell: |_, comparison, side| {
             comparison.parameter("pages")?;
             median(comparison, side, |sample| sample.counts.served_faults).map(format_number)
@@ -50,12 +51,14 @@ const COLUMNS: [Column; 7] = [
     },
     Column {
         heading: "ns/page",
-        legend: "ns/page: what touching a page took the server, by its own clock; above plain's, it is the price of faults\n",
+        legend: "ns/page: time to touch a page, by the server's clock; the excess over plain is the cost of \
+                 page faults\n",
         cell: |_, comparison, side| median(comparison, side, |sample| sample.touch_ns).map(format_number),
     },
     Column {
         heading: "ns/event",
-        legend: "ns/event: processor time that recording adds to 'heap only', by inputs, copies and outputs\n",
+        legend: "ns/event: processor time that recording adds to heap only, per recorded input, copy or \
+                 output\n",
         cell: |_, comparison, side| {
             let without_us = median(comparison, Side::HeapOnly, CPU).filter(|_| side == Side::Recording)?;
             let added_us = median(comparison, side, CPU)? - without_us;
@@ -87,7 +90,8 @@ pub fn render(comparisons: &[Comparison]) -> String {
     let extras: Vec<ExtraColumn<'_>> = columns.iter().map(extra).collect();
     let legends: String = columns.iter().map(|column| column.legend).collect();
     let is_cyclic = comparisons.iter().any(|comparison| comparison.parameter("phase_s").is_some());
-    let cycle = "each ratio is that of the means of a whole cycle: it passes on, then reads all\n";
+    let cycle = "ratios are those of the means over a whole cycle: forwarding the messages, then reading \
+                 them\n";
     format!(
         "{}\n{}{LEGEND}{legends}{}",
         figures::table(comparisons, &extras),

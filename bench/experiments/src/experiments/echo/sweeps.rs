@@ -16,34 +16,34 @@ use crate::servers::echo::server::{PageOrder, Reply};
 /// Values of the parameters, and the sides. A parameter without a value has the server's default, and is not in titles.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Values {
-    /// Lengths of messages, in bytes
+    /// Message sizes, in bytes
     #[arg(long, alias = "size", value_name = "SIZE,...", value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of copies of each message
+    /// Numbers of copies per message
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
-    /// Numbers of the server's threads, and of connections
+    /// Numbers of server threads, which are also numbers of connections
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count_parser())]
     pub threads: Vec<usize>,
-    /// Numbers of pages of the last copy of which the server reads one byte each
+    /// Numbers of pages of the last copy from which the server reads one byte each
     #[arg(long, alias = "touch", value_name = "PAGES,...", value_delimiter = ',')]
     pub pages: Vec<usize>,
-    /// Choice of these pages
+    /// Orders in which these pages are chosen
     #[arg(long, value_name = "ORDER,...", value_delimiter = ',', value_enum)]
     pub orders: Vec<PageOrder>,
-    /// Shares of each message, from its start, that the server reads, in percent
+    /// Percentages of each message that the server reads, from its start
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=100))]
     pub shares: Vec<u8>,
-    /// Alternate between passing messages on and reading them, each for this long
+    /// Alternate between forwarding messages and reading them, for this long each
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub phase: Option<Duration>,
-    /// Answer of the server [default: echo]
+    /// Reply of the server [default: echo]
     #[arg(long, value_enum)]
     pub reply: Option<Reply>,
     /// Sides to compare with plain [default: uncopy,limit,heap-only]
     #[arg(long, value_name = "SIDE,...", value_delimiter = ',', value_enum)]
     pub sides: Vec<Side>,
-    /// Also compare a server that is recorded as by `uncopy profile`
+    /// Also measure a server that is recorded as by `uncopy profile`
     #[arg(long)]
     pub record: bool,
 }
@@ -126,8 +126,8 @@ const MIB_PER_S: YAxis = ("MiB per second", |comparison, side| {
 /// A horizontal axis: key of a parameter, and label.
 type XAxis = (&'static str, &'static str);
 
-const SIZE: XAxis = ("size_bytes", "length of a message");
-const COPIES: XAxis = ("copies", "copies of each message");
+const SIZE: XAxis = ("size_bytes", "message size");
+const COPIES: XAxis = ("copies", "copies per message");
 
 /// A named set of options of `echo`.
 #[derive(Clone, Copy, Debug)]
@@ -164,10 +164,11 @@ pub static SWEEPS: [Sweep; 8] = [
     sweep(
         entry(
             "sizes",
-            "Echo server, length of messages",
+            "Echo server, message size",
             &[claim(
                 "zIO, Figure 6 (§5.1.2)",
-                "5 copies: up to 2.9 times Linux, and the rate without copies from 512 KiB on. Below 16 KiB up to 30 % slower (size threshold switched off).",
+                "5 copies: up to 2.9 times the throughput of Linux; from 512 KiB on, the rate without copies. \
+                 Below 16 KiB up to 30 % slower, with the size threshold switched off.",
             )],
             "echo sizes --sides uncopy,limit",
             "echo sizes --quick --sides uncopy,limit",
@@ -188,7 +189,7 @@ pub static SWEEPS: [Sweep; 8] = [
             "echo threads --quick --sides uncopy",
         ),
         ["--sizes 512K --copies 1 --threads 1,2", ""],
-        ("threads", "threads of the server"),
+        ("threads", "server threads"),
         MESSAGES,
     ),
     sweep(
@@ -197,7 +198,8 @@ pub static SWEEPS: [Sweep; 8] = [
             "Echo server, pages touched",
             &[claim(
                 "zIO, Figure 9 (§5.1.3)",
-                "Up to 2 page faults for each message of 512 KiB throughput still scales well; more of them limit it (TLB shootdowns).",
+                "512 KiB: throughput scales well up to 2 page faults per message; more page faults limit it \
+                 (TLB shootdowns).",
             )],
             "echo faults --threads 1 --processes 3 --seconds 10",
             "echo faults --quick --orders random",
@@ -206,7 +208,7 @@ pub static SWEEPS: [Sweep; 8] = [
             "--sizes 512K --copies 1 --threads 1,2 --pages 0,1,2,4,8,32 --orders sequential,random --sides uncopy,always",
             "--threads 1 --pages 0,4",
         ],
-        ("pages", "pages touched in each message"),
+        ("pages", "pages touched per message"),
         MESSAGES,
     ),
     sweep(
@@ -215,34 +217,35 @@ pub static SWEEPS: [Sweep; 8] = [
             "Echo server, bytes touched",
             &[claim(
                 "zIO, Figure 10 (§5.1.4)",
-                "zIO gains as long as the bytes touched are less than 6 % of the bytes elided; beyond, it loses.",
+                "zIO is faster while less than 6 % of the elided bytes are touched, and slower beyond that.",
             )],
             "echo touched --sides uncopy --processes 3 --seconds 10",
             "echo touched --quick --sides uncopy",
         ),
         ["--sizes 256K --copies 1,3,6 --shares 0,5,10,20,30,40,60,80,100", "--copies 3 --shares 0,20,100"],
-        ("read_percent", "share of the message that is read, percent"),
+        ("read_percent", "part of the message that is read, percent"),
         RATE_OVER_PLAIN,
     ),
     sweep(
         entry(
             "switching",
-            "Echo server that switches between passing on and reading all",
-            &[claim("not in the papers", "There a program does one thing.")],
+            "Echo server that alternates between forwarding and reading",
+            &[claim("not in the papers", "The papers' programs do not change what they do.")],
             "echo switching --sides uncopy --seconds 150",
             "echo switching --quick --sides uncopy",
         ),
         ["--sizes 256K --copies 3 --phase 5", "--phase 0.5"],
-        ("phase_s", "seconds of a phase"),
+        ("phase_s", "length of a phase, seconds"),
         CPU_OVER_PLAIN,
     ),
     sweep(
         entry(
             "checksum",
-            "A store that checksums all it keeps",
+            "Store that checksums every value",
             &[claim(
                 "zIO, §5.4 (MongoDB)",
-                "MongoDB reads every value for its checksum: 191 requests/s with zIO, 194 without. With the checksum taken out: 222 against 209.",
+                "MongoDB reads every value for its checksum: 191 requests/s with zIO, 194 without. Without \
+                 the checksum: 222 with zIO, 209 without.",
             )],
             "echo checksum --sides uncopy",
             "echo checksum --quick --sides uncopy",
@@ -286,7 +289,7 @@ pub fn sweep_parser() -> impl TypedValueParser<Value = &'static Sweep> {
         PossibleValue::new(entry.id).help(format!("{}: {full}", entry.title))
     };
     PossibleValuesParser::new(SWEEPS.iter().map(value))
-        .try_map(|name| SWEEPS.iter().find(|sweep| sweep.entry.id == name).ok_or("it is no sweep"))
+        .try_map(|name| SWEEPS.iter().find(|sweep| sweep.entry.id == name).ok_or("not a sweep"))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub fn measure(
     lines_per_s: u64,
     duration: Duration,
 ) -> Result<CommandCost> {
-    let [program, arguments @ ..] = words else { return Err(Failure::new("there is no command")) };
+    let [program, arguments @ ..] = words else { return Err(Failure::new("no command was given")) };
     let mut soakers = Soakers::start(launcher, lines_per_s)?;
     std::thread::sleep(duration / CALIBRATION_PARTS);
     let mut references = Vec::new();
@@ -56,13 +56,14 @@ pub fn measure(
     let used_before = rusage_times(libc::RUSAGE_CHILDREN).unwrap_or_default();
     let begin = soakers.snapshot()?;
     let mut process = Process::start_with_input(command, &program.to_string_lossy())?;
-    let status = process.wait(COMMAND_TIMEOUT)?.ok_or_else(|| Failure::new("the command runs for ever"))?;
+    let status =
+        process.wait(COMMAND_TIMEOUT)?.ok_or_else(|| Failure::new("the command did not end in time"))?;
     let soaked = soakers.since(&begin)?;
     let used_after = rusage_times(libc::RUSAGE_CHILDREN).unwrap_or_default();
     for _ in 0..CALIBRATION_PARTS {
         references.push(soakers.calibrate(duration / CALIBRATION_PARTS)?);
     }
-    let calibration = soakers.calibration().ok_or_else(|| Failure::new("the soakers did nothing"))?;
+    let calibration = soakers.calibration().ok_or_else(|| Failure::new("the soakers did no work"))?;
     Ok(CommandCost {
         command: command_line_text(words),
         status,
@@ -107,8 +108,10 @@ impl CommandCost {
         let calibration = self.calibration.render(self.processors);
         if self.calibration.is_invalid() {
             return format!(
-                "{}\n{}: {:.3} s, exit status {}\n\
-                 getrusage tells of {seen:.3} s ({user:.3} s user, {system:.3} s system); more cannot be told\n{calibration}",
+                "{}\n\
+                 {}: {:.3} s, exit status {}\n\
+                 getrusage: {seen:.3} s ({user:.3} s user, {system:.3} s system); the load is unknown\n\
+                 {calibration}",
                 machine.render(),
                 self.command,
                 self.soaked.elapsed.as_secs_f64(),
@@ -117,11 +120,13 @@ impl CommandCost {
         }
         let part = |seconds: f64| if taken > 0.0 { seconds / taken * 100.0 } else { f64::NAN };
         format!(
-            "{}\n{}: {:.3} s, exit status {}\n\
-             took {:.2} % of the machine: {taken:.3} s of its {} processors' time\n\
-             getrusage tells of {seen:.3} s ({user:.3} s user, {system:.3} s system), {:.0} % of that\n\
-             not told by it: {:.3} s; of that {:.3} s are time of kernel threads and other programs, {:.3} s interrupts and \
-             lost caches\n{}",
+            "{}\n\
+             {}: {:.3} s, exit status {}\n\
+             load: {:.2} % of the machine, {taken:.3} s of the time of {} processors\n\
+             getrusage: {seen:.3} s ({user:.3} s user, {system:.3} s system), {:.0} % of the load\n\
+             not in getrusage: {:.3} s, of which {:.3} s are kernel threads and other programs, {:.3} s \
+             interrupts and cache misses\n\
+             {}",
             machine.render(),
             self.command,
             self.soaked.elapsed.as_secs_f64(),

@@ -36,14 +36,14 @@ const LINE_BYTES: usize = 64;
 /// Number of lines that make a unit of work without spins.
 const LINES_PER_UNIT: usize = 64;
 
-/// Use up all processor time that nobody else wants
+/// Use all processor time that is otherwise idle
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub struct Soak {
-    /// Descriptor of the file of counters
+    /// Descriptor of the file with the counters
     #[arg(long, value_name = "FD")]
     pub counters: RawFd,
-    /// Cache lines that each thread dirties in a second; 0: as many as it can
+    /// Cache lines that each thread writes per second; 0: no limit
     #[arg(long, value_name = "LINES")]
     pub lines: u64,
 }
@@ -116,9 +116,9 @@ pub fn run(arguments: &Soak) -> Result<()> {
     // SAFETY: the parent opened the descriptor for this process only, and no other value here owns it.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(arguments.counters) });
     let processors = available();
-    let len_bytes = file.metadata().doing("looking at the counters")?.len();
+    let len_bytes = file.metadata().doing("reading the size of the counters' file")?.len();
     if len_bytes != (processors.len() * STRIDE_BYTES) as u64 {
-        return Err(Failure::new(format!("a file of {len_bytes} bytes is none of counters")));
+        return Err(Failure::new(format!("a file of {len_bytes} bytes does not hold the counters")));
     }
     let counters = Counters::map(&file.into(), processors.len()).doing("mapping the counters")?;
     // The counters are used until the process ends.

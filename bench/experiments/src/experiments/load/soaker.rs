@@ -62,7 +62,7 @@ impl Soakers {
     /// [`Failure`] when the soakers cannot be started, bound to their processors or given idle priority.
     pub fn start(launcher: &Launcher, lines_per_s: u64) -> Result<Self> {
         let count = processors::available().len();
-        let what = "making a file of counters";
+        let what = "creating the counters' file";
         let file: OwnedFd = rustix::fs::memfd_create("uncopy-soakers", MemfdFlags::CLOEXEC).doing(what)?;
         rustix::fs::ftruncate(&file, (count * STRIDE_BYTES) as u64).doing(what)?;
         let counters = Counters::map(&file, count).doing(what)?;
@@ -85,7 +85,7 @@ impl Soakers {
         drop(file);
         let line = server.first_line()?;
         if line != format!("soaking {count}") {
-            return Err(Failure::new(format!("soak wrote \"{}\"", line.escape_debug())));
+            return Err(Failure::new(format!("unexpected output of soak: \"{}\"", line.escape_debug())));
         }
         Ok(Self { server, counters, calibrations: Vec::new() })
     }
@@ -158,8 +158,9 @@ impl Calibration {
         let Self { work_per_s, others } = self;
         let warning = self.warning().map_or_else(String::new, |warning| format!("note: {warning}\n"));
         format!(
-            "calibration: {processors} soakers, {} units of work in a second ({} to {}), others had {:.2} % of the machine\n\
-         {warning}",
+            "calibration: {processors} soakers, {} units of work per second ({} to {}); other programs used \
+             {:.2} % of the machine\n\
+             {warning}",
             format_number(work_per_s.median),
             format_number(work_per_s.low),
             format_number(work_per_s.high),
@@ -190,13 +191,13 @@ impl Calibration {
         let Self { work_per_s, others } = self;
         (others.median > MAX_IDLE_LOAD).then(|| {
             format!(
-                "the machine was not unloaded: without traffic others used {:.1} % of it ({:.1} to {:.1} %), and the \
-                 soakers' work differed by {:.1} %; {}",
+                "the machine was not idle: without traffic, other programs used {:.1} % of it ({:.1} to {:.1} \
+                 %), and the soakers' work varied by {:.1} %; {}",
                 others.median * 100.0,
                 others.low * 100.0,
                 others.high * 100.0,
                 (work_per_s.high - work_per_s.low) / work_per_s.median * 100.0,
-                if self.is_invalid() { "no load is told; end the other programs" } else { "loads below that mean nothing" }
+                if self.is_invalid() { "no load is reported; stop the other programs" } else { "smaller loads are meaningless" }
             )
         })
     }
@@ -230,8 +231,8 @@ mod tests {
             warning.contains("used 30.0 % of it (15.0 to 45.0 %)") && warning.contains("100.0 %"),
             "{warning}"
         );
-        assert!(warning.contains("no load is told"), "{warning}");
+        assert!(warning.contains("no load is reported"), "{warning}");
         let warning = of(0.1).expect("a tenth of it");
-        assert!(warning.contains("loads below that mean nothing"), "{warning}");
+        assert!(warning.contains("smaller loads are meaningless"), "{warning}");
     }
 }

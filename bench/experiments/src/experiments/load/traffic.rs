@@ -50,33 +50,33 @@ const MIN_CALIBRATION: Duration = Duration::from_millis(100);
 /// Time of traffic before a measurement.
 const WARM_UP: Duration = Duration::from_millis(150);
 
-/// Share of the machine taken by sending files in each way at a fixed rate, or by any command (the mail of 2001)
+/// Processor load of sending files in each way at a fixed rate, or of any command (the mail of 2001)
 #[derive(Debug, Args)]
 pub struct Load {
-    /// Rates, in Mbit/s; what the machine cannot hold is lowered to what it can
+    /// Rates, in Mbit/s, lowered to what the machine can sustain
     #[arg(long, value_name = "MBIT,...", default_value = "92,10000", value_delimiter = ',',
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=1_000_000))]
     pub rates: Vec<u64>,
-    /// Sides compared with read and send: ways to send, or uncopy for read and send under uncopy run
+    /// Ways to compare with read and send; uncopy is read and send under uncopy run
     #[arg(long, value_name = "WAY,...", default_value = "write,sendfile,mmap-send,splice,zerocopy,twin,uncopy",
         value_delimiter = ',',
         value_parser = ["send", "write", "sendfile", "mmap-send", "splice", "zerocopy", "twin", "uncopy"])]
     pub ways: Vec<String>,
-    /// Bytes that one call sends
+    /// Bytes sent per call
     #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
-    /// Cache lines that each soaker dirties in a second; 0: as many as it can, and nothing else
+    /// Cache lines that each soaker writes per second; 0: no limit, and no other work
     #[arg(long, value_name = "LINES", default_value = "10000", value_parser = RangedU64ValueParser::<u64>::new().range(0..=10_000_000))]
     pub lines: u64,
-    /// Rounds; each runs every way once
+    /// Number of rounds; each runs every way once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
-    /// Length of each measurement; with a command, of the calibrations before and after it
+    /// Duration of each measurement; with a command, of the calibrations before and after it
     #[arg(long, value_name = "SECONDS", default_value = "1", default_value_if("quick", "true", "0.3"), value_parser = seconds)]
     pub seconds: Duration,
     #[command(flatten)]
     pub common: CommonOptions,
-    /// A command to be measured instead, with its arguments
+    /// Command to measure instead, with its arguments
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -84,10 +84,11 @@ pub struct Load {
 impl Experiment for Load {
     const ENTRIES: &'static [ReportEntry] = &[entry(
         "load",
-        "What sending takes of the machine",
+        "Processor load of sending files",
         &[claim(
             "sendfile+zerocopy, 2001",
-            "11.5 MB/s, two processors of 500 MHz: sendfile 17.1 %, send 21.1 %, write 21.1 % of the machine; with the zerocopy patch and a card for it 9.6 %, 24.1 % and 24.2 %.",
+            "11.5 MB/s, two processors of 500 MHz: sendfile 17.1 %, send 21.1 %, write 21.1 % of the machine. \
+             With the zerocopy patch and a network card that supports it: 9.6 %, 24.1 % and 24.2 %.",
         )],
         "load --rounds 5 --seconds 0.8",
         "load --quick",
@@ -119,7 +120,7 @@ impl Load {
     /// Measures the command. The result goes to standard error, because standard output is the command's.
     fn run_command(&self) -> Result<u8> {
         if network::current() != Network::Loopback || self.common.svg.is_some() {
-            return Err(Failure::new("--network and --svg are for experiments, not for a command of yours"));
+            return Err(Failure::new("--network and --svg cannot be used with a command"));
         }
         let launcher = prepare_experiment()?;
         let taken = command::measure(&launcher, &self.command, self.lines, self.seconds)?;
@@ -197,7 +198,7 @@ fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> Resu
         let (load_percent, others_percent) = (Some(load * 100.0), Some(soaked.others * 100.0));
         Ok(Sample { load_percent, others_percent, ..sample })
     });
-    let calibration = soakers.calibration().ok_or_else(|| Failure::new("the soakers did nothing"))?;
+    let calibration = soakers.calibration().ok_or_else(|| Failure::new("the soakers did no work"))?;
     Ok(RateResults { comparisons, calibration, processors: soakers.count() })
 }
 
@@ -240,7 +241,7 @@ impl TrafficBench<'_> {
         if asked >= MIN_TRIED_MBIT_PER_S {
             for side in sides {
                 progress.report_round(
-                    &format!("what the machine holds of {}", title(asked, None)),
+                    &format!("highest rate up to {}", title(asked, None)),
                     0,
                     1,
                     way_name(*side),
@@ -270,7 +271,7 @@ impl TrafficBench<'_> {
         let receiver_ns = receiver_ns.saturating_sub(received_before);
         let bytes = bytes.saturating_sub(bytes_before);
         if receiver.has_ended() {
-            let early = Failure::new("the connection ended before it was to");
+            let early = Failure::new("the connection ended too early");
             let failure = receiver.finish().err().unwrap_or(early);
             return Err(sender.server.process().explain(&failure));
         }
@@ -282,7 +283,7 @@ impl TrafficBench<'_> {
         let totals = sender.read_totals()?;
         if totals.bytes != received.bytes {
             let (sent, received) = (totals.bytes, received.bytes);
-            return Err(Failure::new(format!("{sent} bytes were sent and {received} received")));
+            return Err(Failure::new(format!("sent {sent} bytes, but received {received}")));
         }
         if totals.copied > 0 {
             notes.push(copied_note(totals.copied, totals.completions));
@@ -307,7 +308,8 @@ impl TrafficBench<'_> {
 fn copied_note(copied: u64, completions: u64) -> String {
     let part = if copied == completions { "all".to_owned() } else { format!("{copied} of {completions}") };
     format!(
-        "the kernel copied {part} of what was sent with MSG_ZEROCOPY, as it does where no network card gathers it"
+        "the kernel copied the data of {part} MSG_ZEROCOPY calls, as it does without a network card that can \
+         gather data"
     )
 }
 
@@ -400,17 +402,18 @@ fn us_per_mib(comparison: &Comparison, side: Side, sending: Interval, measured: 
 
 /// Explanation of the columns.
 const LEGEND: &str = "\
-load: part of all processors' time that sending and receiving took from soakers at idle priority, interrupts included\n\
-sending: load less the receiver's own processor time; it receives and compares every byte, the same work in each row\n\
+load: processor time, of all processors, that sending and receiving took from soakers at idle priority, with interrupts\n\
+sending: load without the receiver's own processor time; the receiver compares every byte, the same work in each row\n\
 of send: sending over that of read and send, median over paired, alternating rounds; spread: smallest to largest\n\
-sender, receiver: processor time by their own account, which is all that getrusage tells
-others: time of kernel threads and other programs; interrupts: the rest of the load, work that soakers lost while they ran\n\
-µs/MiB: sending as time of one processor for a MiB that was sent\n\
-send, write: after read; mmap-send: from a mapping; twin: files are kept in twin memory; uncopy: read and send under uncopy run\n";
+sender, receiver: processor time of these processes by getrusage\n\
+others: time of kernel threads and other programs\n\
+interrupts: the rest of the load, which is work that soakers lost while they ran\n\
+µs/MiB: sending, as time of one processor per MiB sent\n\
+send, write: after read; mmap-send: from a mapping; twin: from files in twin memory; uncopy: read and send under uncopy\n";
 
 /// Titles of the plot.
-const TITLE: &str = "What sending files takes of the machine";
-const BUSY_TITLE: &str = "What sending files takes by the sender's account";
+const TITLE: &str = "Processor load of sending files";
+const BUSY_TITLE: &str = "Processor time of the sender alone";
 
 /// Returns the loads by way and the calibration as JSON.
 fn findings(measured: &RateResults) -> Vec<(&'static str, Value)> {
@@ -459,7 +462,7 @@ fn plot(measured: &RateResults) -> Plot {
     });
     Plot {
         title: if is_invalid { BUSY_TITLE } else { TITLE }.to_owned(),
-        x: ("way to send".to_owned(), Scale::Words(words)),
+        x: ("way".to_owned(), Scale::Words(words)),
         y: "processor time, µs/MiB".to_owned(),
         series: series.collect(),
     }

@@ -119,7 +119,7 @@ fn connect(address: SocketAddr, count: usize) -> Result<Vec<TcpStream>> {
         let mut greeting = [7; GREETING_BYTES];
         stream.set_read_timeout(Some(TIMEOUT)).doing("connecting")?;
         stream.write_all(&greeting).doing("greeting")?;
-        stream.read_exact(&mut greeting).doing("being greeted")?;
+        stream.read_exact(&mut greeting).doing("waiting for the greeting")?;
         Ok(stream)
     };
     (0..count).map(connection).collect()
@@ -168,8 +168,9 @@ pub fn render(all: &[IdleCost]) -> String {
         ]);
     }
     format!(
-        "{}\nbytes each: growth of resident memory for each connection, over which 1 KiB has passed each way; what sockets take in the \
-         kernel is not in it. Medians\n",
+        "{}\n\
+         bytes each: growth of resident memory per connection, after 1 KiB in each direction, without the \
+         kernel's socket buffers; medians\n",
         table.render()
     )
 }

@@ -83,7 +83,7 @@ fn transfer_over(
     let address = peer::parse_address(near, &peer.first_line()?)?;
     let outcome = network.in_host_namespace(|| {
         let exchange = || -> Result<u64> {
-            let stream = TcpStream::connect(address).doing("connecting through a bad network")?;
+            let stream = TcpStream::connect(address).doing("connecting through the impaired network")?;
             peer::use_cubic(&stream)?;
             match direction {
                 Direction::Sends => peer::receive(&stream, duration),
@@ -127,8 +127,10 @@ pub fn render(comparisons: &[Comparison]) -> String {
         ]);
     }
     format!(
-        "{}\nboth use CUBIC; the other end is the kernel's. In each round the same packets are lost. Bytes of which the receiver has \
-         seen that they are right, from the handshake on; medians with their 95 % intervals\n",
+        "{}\n\
+         Both stacks use CUBIC, and the other end is the kernel's TCP. In each round both lose the same \
+         packets.\n\
+         rates: bytes that the receiver verified, from the handshake on; medians with 95 % intervals\n",
         table.render()
     )
 }

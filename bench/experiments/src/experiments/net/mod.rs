@@ -53,21 +53,21 @@ const MANY_BYTES: usize = 64 << 10;
 pub enum NetWorkload {
     /// Messages that are copied and sent back
     Echo,
-    /// Messages that are copied, of which the last page alone is read
+    /// Messages that are copied; only the last page is read
     Receive,
-    /// Messages of 64 KiB that are sent back, over several connections
+    /// Messages of 64 KiB that are sent back over several connections
     Connections,
-    /// Redis with values that are set
+    /// Redis with SET only
     Redis,
-    /// Redis under YCSB's workload A
+    /// Redis, YCSB workload A
     Ycsb,
-    /// Icecast with a file, sent to its listeners
+    /// Icecast, a file that is sent to listeners
     Icecast,
-    /// Icecast, how many listeners of a live stream it holds
+    /// Icecast, number of listeners of a live stream
     Relay,
-    /// One connection through a network that loses 1 % of all packets, beside CUBIC of the kernel
+    /// One connection with 1 % packet loss, against the kernel's CUBIC
     Loss,
-    /// Connections of which nothing is asked: memory and processor time
+    /// Idle connections: memory and processor time
     Idle,
 }
 
@@ -89,20 +89,22 @@ impl NetWorkload {
     const fn paper(self, with_log: bool) -> &'static str {
         match self {
             Self::Echo => {
-                "zIO, Figure 5: 12 copies elided 2.8 times; API copies too, up to 21 % more\n\
-                 zIO, Figure 7: 5 copies up to 2 times, API copies up to 40 % more; 0.51 below 32 KiB\n"
+                "zIO, Figure 5: 2.8 times with 12 copies elided; up to 21 % more with API copies elided\n\
+                 zIO, Figure 7: up to 2 times with 5 copies elided; up to 40 % more with API copies elided; \
+                 0.51 times below 32 KiB\n"
             }
             Self::Redis if with_log => {
                 "zIO, Figure 11 (with Strata, in persistent memory): SET up to 2.5 times\n\
-                 zIO, Figure 13: SET of 256 KiB, copies in Redis elided 1.7 times, API copies 9 % more, received where it is \
-                 stored 7 % more, together 2 times; of 8 KiB 0.98\n"
+                 zIO, Figure 13, SET of 256 KiB: 1.7 times with the copies in Redis elided, 9 % more with API \
+                 copies elided, 7 % more when received where it is stored, 2 times in all; SET of 8 KiB: 0.98 \
+                 times\n"
             }
             Self::Ycsb if with_log => {
                 "zIO, Figure 12 (with Strata, in persistent memory): YCSB A up to 2 times\n"
             }
             Self::Icecast => {
-                "zIO, Table 3 (blocks of 64 KB): a file of 1.1 MB 1.25 times (0.89 to 1.08 GB/s)\n\
-                 zIO, Figure 14: a file of 512 KB, several threads: up to 1.17 times what mmap reaches\n"
+                "zIO, Table 3 (blocks of 64 KB): a file of 1.1 MB, 1.25 times (0.89 to 1.08 GB/s)\n\
+                 zIO, Figure 14: a file of 512 KB, several threads, up to 1.17 times mmap\n"
             }
             Self::Relay => "zIO, Table 3 (blocks of 64 KB): 1.16 times as many listeners (812 to 944)\n",
             _ => "",
@@ -110,43 +112,42 @@ impl NetWorkload {
     }
 }
 
-/// A user-level TCP beside the kernel's: what is gained where its API does not copy
+/// User-level TCP against the kernel's, with and without copies in its API
 #[derive(Debug, Args)]
 #[command(mut_arg("slice", |slice| slice.default_value_ifs([("quick", "true", "0.02"), ("log", "true", "2")])))]
 pub struct Net {
-    /// Workloads to measure; all but loss and idle if none is named (with --quick the echo)
+    /// Workloads to measure [default: all but loss and idle; with --quick, the echo]
     #[arg(value_name = "NAME", value_enum)]
     pub names: Vec<NetWorkload>,
-    /// Lengths of messages, in bytes
+    /// Message sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,524288,1048576",
         default_value_if("quick", "true", "524288"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of copies that the server makes of each message
+    /// Numbers of copies per message in the server
     #[arg(long, value_name = "N,N,...", default_value = "0,5,12", default_value_if("quick", "true", "12"),
         value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
-    /// Lengths of Redis's values, in bytes
+    /// Value sizes of Redis, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "65536,262144", default_value_if("quick", "true", "262144"),
         value_delimiter = ',', value_parser = size_parser())]
     pub values: Vec<usize>,
-    /// Numbers of connections for the workload of that name
+    /// Numbers of connections of the workload `connections`
     #[arg(long, value_name = "N,N,...", default_value = "1,8,64", value_delimiter = ',', value_parser = count_parser())]
     pub connections: Vec<usize>,
-    /// Both stacks together: Redis and YCSB with an append-only file that is synced before each answer, on one side by
-    /// a log
+    /// Measure network and storage stack together: Redis syncs its append-only file before each reply, on one side
+    /// with a log
     #[arg(long)]
     pub log: bool,
-    /// With --log: every side has its log in memory, as if that were persistent: what both stacks would be on
-    /// persistent memory
+    /// With --log: keep the logs of all sides in memory, which emulates persistent memory
     #[arg(long, requires = "log")]
     pub emulate_dax: bool,
-    /// With --log: where the files are written, in a directory that is removed: not in memory
+    /// With --log: directory on a disk in which the temporary directory of the files is created
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
-    /// Connections of each side and way through the network that loses packets
+    /// Number of connections with packet loss, for each side and direction
     #[arg(long, value_name = "N", default_value = "12", default_value_if("quick", "true", "2"), value_parser = count_parser())]
     pub transfers: usize,
-    /// How long each of them lasts
+    /// Duration of each connection with packet loss
     #[arg(long, value_name = "SECONDS", default_value = "10", default_value_if("quick", "true", "2"), value_parser = seconds)]
     pub transfer_seconds: Duration,
     /// Number of idle connections
@@ -165,7 +166,8 @@ impl Experiment for Net {
     fn run(&self) -> Result<Outcome> {
         if network::current() == Network::Loopback {
             return Err(Failure::new(
-                "net has its clients in another network namespace; run it with --network veth-9000 or veth-1500",
+                "net needs its clients in another network namespace; run it with --network veth-9000 or \
+                 veth-1500",
             ));
         }
         let files = if self.log { Some(self.files()?) } else { None };
@@ -210,7 +212,7 @@ impl Net {
         if let Some(other) = self.names.iter().find(|what| !what.has_files()) {
             let name = cli_name(other);
             return Err(Failure::new(format!(
-                "--log measures redis and ycsb, not {name}, which writes no file; leave out {name}, or --log"
+                "--log measures redis and ycsb, not {name}, which writes no file; remove {name} or --log"
             )));
         }
         let files =
@@ -389,9 +391,12 @@ fn render(comparisons: &[Comparison]) -> String {
         median_column("clients µs", CLIENT),
     ];
     format!(
-        "{}{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices. net: large parts pass by reference between service and \
-         program; API copied: they are copied there (uncopy net --api-copies make); all copied: the program copies there and \
-         within, with libc's heap; heap only: with uncopy's\n",
+        "{}{}{}\n\
+         {LEGEND}plain: the kernel's TCP over a veth pair\n\
+         net: large parts pass by reference between service and program\n\
+         net, API copied: as net, but the API copies (uncopy net --api-copies make)\n\
+         net, all copied: the API and the program copy, with libc's heap\n\
+         net, heap only: as all copied, with uncopy's heap\n",
         gains_table(comparisons),
         figures::table(comparisons, &extras),
         figures::counts_table(comparisons)
@@ -405,11 +410,11 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
     let (cpu, legend) = if last.logs_in_memory() {
         (
             "CPU, and API",
-            "net, DAX: as without --log, and what is synced goes to a log in memory (uncopy run --log --log-emulate-dax): \
-             nothing survives power loss",
+            "net, DAX: as without --log, with synced data in a log in memory (uncopy run --log \
+             --log-emulate-dax), which does not survive power loss",
         )
     } else {
-        ("CPU, and log", "net: as without --log; net, log: what is synced goes to a log (uncopy run --log)")
+        ("CPU, and log", "net: as without --log\nnet, log: with synced data in a log (uncopy run --log)")
     };
     let shown = std::iter::once(&Side::Plain).chain(&sides[1..]);
     let columns: Vec<(&str, Side, Metric)> =
@@ -432,8 +437,11 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
         median_column("written/op", written),
     ];
     format!(
-        "{}\n{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. {legend}. CPU: of Redis, \
-         the service and the log's keeper\n",
+        "{}\n\
+         {}{}\n\
+         {LEGEND}plain: the kernel's TCP over a veth pair, and its file system\n\
+         {legend}\n\
+         CPU is the sum over Redis, the service and the log's keeper.\n",
         bars.render(),
         figures::table(comparisons, &extras),
         figures::counts_table(comparisons)

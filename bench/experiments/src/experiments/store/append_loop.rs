@@ -41,7 +41,7 @@ pub struct AppendLoop {
     /// Append without syncing the files
     #[arg(long)]
     pub no_sync: bool,
-    /// Write over files that are as long as they get, and synced
+    /// Overwrite files that have their full length and are synced
     #[arg(long)]
     pub preallocated: bool,
 }
@@ -107,7 +107,7 @@ impl AppendedFile {
         let (path, file) = create(thread, 0, work.preallocated)?;
         let mut appended = Self { work, thread, files_before: 0, file, path, record, next: 0, first: 0 };
         if work.preallocated {
-            appended.fill().doing("filling a file")?;
+            appended.fill().doing("filling a file with zeroes")?;
         }
         Ok(appended)
     }
@@ -146,7 +146,7 @@ impl AppendedFile {
     fn start_over(&mut self) -> Result<()> {
         self.first = self.next;
         if self.work.preallocated {
-            return self.file.seek(SeekFrom::Start(0)).map(drop).doing("starting over");
+            return self.file.seek(SeekFrom::Start(0)).map(drop).doing("seeking to the start of the file");
         }
         self.files_before += 1;
         let (path, file) = create(self.thread, self.files_before, false)?;
@@ -185,7 +185,7 @@ impl AppendedFile {
 fn create(thread: usize, number: u64, is_filled: bool) -> Result<(PathBuf, File)> {
     let path = PathBuf::from(format!("file-{thread}-{number}"));
     let file = OpenOptions::new().create_new(true).write(true).append(!is_filled).open(&path);
-    let file = file.doing(format_args!("making {}", path.display()))?;
+    let file = file.doing(format_args!("creating {}", path.display()))?;
     Ok((path, file))
 }
 

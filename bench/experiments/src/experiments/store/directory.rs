@@ -28,14 +28,15 @@ impl StoreDirectory {
         let file_system = FileSystem::of(&path)?;
         if file_system.is_in_memory() {
             return Err(Failure::new(format!(
-                "{shown} is in memory only ({file_system}), where a sync does nothing; name a directory on a disk with --dir"
+                "{shown} is in memory ({file_system}), where a sync does nothing; choose a directory on a \
+                 disk with --dir"
             )));
         }
         let free_bytes = disk::free_bytes(&path)?;
         if free_bytes < min_free_bytes {
             let (free, needed) = (format_amount(free_bytes), format_amount(min_free_bytes));
             return Err(Failure::new(format!(
-                "{shown} has {free} free and {needed} are needed; name another directory with --dir"
+                "{shown} has {free} free and {needed} are needed; choose another directory with --dir"
             )));
         }
         let memory = TemporaryDirectory::make_in(Path::new(MEMORY))?;
@@ -56,7 +57,7 @@ impl StoreDirectory {
             }
         }
         let logs = self.memory.join(name);
-        std::fs::create_dir(&logs).doing("making a log's directory")?;
+        std::fs::create_dir(&logs).doing("creating a log's directory")?;
         Ok(launcher.with_log_in(&logs))
     }
 

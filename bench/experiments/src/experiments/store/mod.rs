@@ -51,24 +51,24 @@ pub const QUICK_MIN_FREE_BYTES: u64 = 4 << 30;
 pub enum Workload {
     /// A loop that appends to a file and syncs it each time
     Append,
-    /// The same, never synced
+    /// A loop that appends to a file without syncing it
     Nosync,
-    /// Redis whose append-only file is synced
+    /// Redis, with a synced append-only file
     Redis,
-    /// SQLite in WAL mode, a row in a transaction
+    /// SQLite in WAL mode, one row per transaction
     Sqlite,
 }
 
 /// A side that can be compared with plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Compared {
-    /// The loop with files that were written and synced before
+    /// The loop on files that were written and synced before
     Preallocated,
-    /// Under `uncopy run`, without a log
+    /// `uncopy run` without a log
     Uncopy,
-    /// Under `uncopy run --log`, with its log on disk
+    /// `uncopy run --log`, with the log on disk
     UncopyLog,
-    /// `uncopy run --log` with the log in memory: what it would be on persistent memory
+    /// `uncopy run --log`, with the log in memory to emulate persistent memory
     LogEmulatedDax,
 }
 
@@ -109,21 +109,21 @@ impl Fsync {
     mut_arg("seconds", |seconds| seconds.default_value("120"))
 )]
 pub struct Store {
-    /// Workloads to measure; all of them if none is named
+    /// Workloads to measure [default: all]
     #[arg(value_name = "NAME", value_enum)]
     pub names: Vec<Workload>,
-    /// Lengths of what the loop appends, in bytes
+    /// Record sizes of the loop, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "4096,16384,65536,262144,1048576",
         default_value_if("quick", "true", "4096,65536"), value_delimiter = ',', value_parser = record_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of the loop's threads; more than one of them for lengths up to 4096 only
+    /// Numbers of threads of the loop; records above 4096 bytes have one thread only
     #[arg(long, value_name = "N,N,...", default_value = "1,8", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = threads_parser())]
     pub threads: Vec<usize>,
-    /// Lengths of Redis's values, in bytes
+    /// Value sizes of Redis, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,262144,1048576",
         default_value_if("quick", "true", "65536"), value_delimiter = ',', value_parser = size_parser())]
     pub values: Vec<usize>,
-    /// Policies by which Redis syncs
+    /// Sync policies of Redis
     #[arg(
         long,
         value_name = "POLICY,...",
@@ -145,7 +145,7 @@ pub struct Store {
         value_enum
     )]
     pub sides: Vec<Compared>,
-    /// Where the files are written, in a directory that is removed: not in memory
+    /// Directory on a disk in which the temporary directory of the files is created
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
     #[command(flatten)]

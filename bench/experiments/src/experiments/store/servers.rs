@@ -60,7 +60,7 @@ pub fn sqlite(
 ) -> Result<Box<dyn RunningServer>> {
     let directory = TemporaryDirectory::make_in(store_directory.path())?;
     let script = directory.join("sqlite_loop.py");
-    std::fs::write(&script, SQLITE_LOOP).doing("writing a program")?;
+    std::fs::write(&script, SQLITE_LOOP).doing("writing sqlite_loop.py")?;
     let arguments = [script.into_os_string(), row_bytes.to_string().into()];
     let launcher = store_directory.launcher(launcher, side, directory.path())?;
     let program: &Path = programs.path(SQLITE.program)?;

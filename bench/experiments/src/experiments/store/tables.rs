@@ -15,10 +15,13 @@ pub fn render(comparisons: &[Comparison]) -> String {
         median_column("device/op", |sample| sample.counts.device_bytes),
     ];
     format!(
-        "{}{}{}\n{LEGEND}CPU: of the program with its log's keeper, without the kernel's own threads. p50, p99, p99.9: of one sync; \
-         of a write where nothing is synced, of a SET, of a transaction. written/op: bytes that these processes wrote to the \
-         device, or to pages that go there later (the kernel counts more than these where files are written over); device/op: \
-         what the device took, with the file system's journal and from whoever\n",
+        "{}{}{}\n\
+         {LEGEND}CPU is the sum over the program and its log's keeper, without kernel threads.\n\
+         p50, p99, p99.9: of one sync of the loop (of a write if it does not sync), of a SET, of a \
+         transaction\n\
+         written/op: bytes that these processes wrote to the device or the page cache (the kernel counts more \
+         for overwritten files)\n\
+         device/op: bytes that the device received from all programs, with the file system's journal\n",
         gains_table(comparisons),
         figures::table(comparisons, &extras),
         figures::counts_table(comparisons)

@@ -50,7 +50,7 @@ const WARM_UP: u64 = 200;
 /// Ways to transmit: copied, spliced, sendfile, MSG_ZEROCOPY, SENDMSG_ZC, and what uncopy chooses (ZCopy, section 4)
 #[derive(Debug, Args)]
 pub struct Transmit {
-    /// Lengths of bodies, in bytes
+    /// Body sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "1024,4096,8192,16384,32768,61440,131072,262144,524288,1048576",
         default_value_if("quick", "true", "1024,16384,61440,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
@@ -63,13 +63,13 @@ pub struct Transmit {
         value_enum
     )]
     pub sockets: Vec<Socket>,
-    /// Bytes of all bodies together; 1: the same body each time, which stays in the processor's cache
+    /// Total size of all bodies, in bytes; 1: a single body, which stays in the processor's cache
     #[arg(long, value_name = "SIZE", default_value = "67108864", value_parser = size_parser())]
     pub set: usize,
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    /// Number of rounds; each runs every side once. N..M: from N to M rounds, until the medians are precise
     #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
     pub rounds: Rounds,
-    /// Length of each measurement, about
+    /// Approximate duration of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "0.3", default_value_if("quick", "true", "0.05"), value_parser = seconds)]
     pub seconds: Duration,
     #[command(flatten)]
@@ -79,7 +79,7 @@ pub struct Transmit {
 impl Experiment for Transmit {
     const ENTRIES: &'static [ReportEntry] = &[entry(
         "transmit",
-        "Ways to transmit, and a write to what is in flight",
+        "Ways to transmit, and the first write to a page in flight",
         &[claim(
             "ZCopy, Table 2 (§4.3)",
             "A write-protection fault takes 2,803 cycles, a native page fault 6,247, a getpid 1,150.",
@@ -157,7 +157,7 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
             // A datagram that is too long is truncated, and the next message is found to be wrong.
             match file.read(&mut buffer[filled..len]).doing("reading a message")? {
                 0 | 1 if filled == 0 => return Ok(verified),
-                0 => return Err(Failure::new("a message was cut")),
+                0 => return Err(Failure::new("a message was truncated")),
                 more => filled += more,
             }
         }
@@ -177,7 +177,7 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
 /// Sends under a side for about `duration`.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Result<Sample> {
-    let (here, there) = socket.pair().doing("making a connection")?;
+    let (here, there) = socket.pair().doing("creating a connection")?;
     for fd in [&here, &there] {
         for which in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(fd, which, Some(TIMEOUT)).doing("setting a time limit")?;
@@ -258,7 +258,7 @@ fn acknowledgement(fd: i32) -> Result<u64> {
     // SAFETY: recv(2) writes at most `read.len()` bytes to `read`, a local array of that length.
     let count = checked(unsafe { libc::recv(fd, read.as_mut_ptr().cast(), read.len(), 0) });
     match count.doing("waiting for an acknowledgement")? {
-        0 => Err(Failure::new("the reader has gone")),
+        0 => Err(Failure::new("the reader closed the connection")),
         more => Ok(more as u64),
     }
 }
@@ -283,7 +283,7 @@ impl Transmit {
                 let len = (HEADER_BYTES + body_bytes + trailer().len()) as u64;
                 let mut comparison =
                     Comparison::new(&title, len, &sides).with_parameter("size_bytes", *body_bytes as f64);
-                match Bodies::new(*body_bytes, self.set).doing("making bodies") {
+                match Bodies::new(*body_bytes, self.set).doing("creating the bodies") {
                     Err(failure) => comparison.fail(&failure),
                     Ok(bodies) => self.rounds.run_one(&mut comparison, progress, |side, _| {
                         sample(*socket, side, &bodies, self.seconds)
@@ -298,10 +298,18 @@ impl Transmit {
 
 fn render(comparisons: &[Comparison]) -> String {
     format!(
-        "{}\nplain: one sendmsg of header, body and trailer; spliced: by reference whatever the size; sendfile: the body \
-         from a file\nin memory, header and trailer by send; MSG_ZEROCOPY: its completions read in batches; SENDMSG_ZC: io_uring; uncopy: the way \
-         that it chooses.\nCPU: the sender's. first write to a page: plain, one that the kernel gives; protected, one whose sending \
-         has completed;\nin flight, one that is replaced by a copy; p50 is the time of the write. {LEGEND}",
+        "{}\n\
+         plain: one sendmsg of header, body and trailer\n\
+         spliced: by reference at every size\n\
+         sendfile: the body from a file in memory, header and trailer by send\n\
+         MSG_ZEROCOPY: with completions read in batches\n\
+         SENDMSG_ZC: by io_uring\n\
+         uncopy: the way that uncopy chooses\n\
+         first write to a page: plain is a new page of the kernel; protected is a page whose transmission has \
+         completed;\n\
+         in flight is a page that the write replaces by a copy. p50 is the time of the write.\n\
+         CPU is that of the sender.\n\
+         {LEGEND}",
         figures::table(comparisons, &[])
     )
 }
@@ -315,7 +323,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
             .filter(|comparison| comparison.title().starts_with(socket.name()))
             .cloned()
             .collect();
-        let x = ("length of a body", Scale::Doubling);
+        let x = ("body size", Scale::Doubling);
         let plot = Plot::by_side("", x, "", &of_socket, "size_bytes", |comparison, side| {
             (side != Side::Plain).then(|| comparison.ratio(side, figures::CPU)).flatten()
         });
@@ -326,7 +334,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
     }
     Plot {
         title: "Ways to transmit".to_owned(),
-        x: ("length of a body".to_owned(), Scale::Doubling),
+        x: ("body size".to_owned(), Scale::Doubling),
         y: "sender's processor time over plain".to_owned(),
         series,
     }

@@ -93,7 +93,7 @@ impl<'a> Sender<'a> {
                 self.read_completions()?;
             }
         }
-        if sent == self.len() { Ok(()) } else { Err(std::io::Error::other("a blocking send was cut")) }
+        if sent == self.len() { Ok(()) } else { Err(std::io::Error::other("a blocking send was partial")) }
     }
 
     /// Reads the completions in the socket's error queue.
