@@ -45,15 +45,16 @@ pub const STATIC: Case = Case {
             Point::sized(title, 1 << 20, work).with_parameter("sendfile", f64::from(u8::from(sendfile)))
         })
     },
-    remark: "without sendfile it reads 256 KiB at a time (EnableMMAP Off, ReadBufferSize 262144; its default is 8192) and \
-             sends them from the same buffer: no copy is made inside the program",
+    remark: "without sendfile, Apache reads 256 KiB at a time (EnableMMAP Off, ReadBufferSize 262144; the \
+             default is 8192) and sends from the same buffer, so the program makes no copy",
     scheme: Scheme::Slices,
 };
 
 /// Documents of an origin, passed on by Apache as a reverse proxy.
 pub const PROXIED: Case = Case {
     name: "apache-proxied",
-    description: "Apache, one process, mod_proxy_http in front of uncopy-files, bodies of 64 KiB and 1 MiB, 8 connections",
+    description: "Apache, one process, mod_proxy_http in front of uncopy-files, bodies of 64 KiB and 1 MiB, 8 \
+                  connections",
     paper: "not in the papers",
     packages: PACKAGES,
     points: |effort| {
@@ -66,8 +67,9 @@ pub const PROXIED: Case = Case {
             Point::sized(format!("apache proxied {}", format_size(size_bytes as u64)), size_bytes, work)
         })
     },
-    remark: "it receives 8,000 bytes at a time, whatever ProxyIOBufferSize (65536, its largest) and ReadBufferSize say, and \
-             sends eight of these by one writev: nothing is as large as what uncopy elides, and no copy is made",
+    remark: "Apache receives 8,000 bytes at a time, whatever ProxyIOBufferSize (65536, the maximum) and \
+             ReadBufferSize are, and sends eight of these parts by one writev: the parts are smaller than what \
+             uncopy elides, and the program makes no copy",
     scheme: Scheme::Slices,
 };
 

@@ -18,7 +18,7 @@ pub const ECHO: Case = Case {
     // The echo server is `uncopy-bench` itself.
     packages: &[],
     points,
-    remark: "uncopy-bench echo measures it over ranges",
+    remark: "uncopy-bench echo measures it over ranges of sizes and copies",
     scheme: Scheme::Slices,
 };
 

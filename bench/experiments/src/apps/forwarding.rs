@@ -24,19 +24,20 @@ const SHORT_BYTES: usize = 64 << 10;
 /// Connections forwarded by socat.
 pub const PLAIN: Case = Case {
     name: "socat",
-    description: "socat -b 1048576, a process for each connection, messages of 64 KiB and 1 MiB to a server behind it and back, \
-            4 connections",
+    description: "socat -b 1048576, one process per connection, messages of 64 KiB and 1 MiB to a server \
+                  behind it and back, 4 connections",
     paper: "not in the papers",
     packages: &[SOCAT],
     points: |effort| points(effort, "socat", |size_bytes| Socat { size_bytes, is_short: false }),
-    remark: "what it reads it writes from the same buffer: no copy is made inside the program",
+    remark: "socat writes from the buffer that it read into, so the program makes no copy",
     scheme: Scheme::Slices,
 };
 
 /// socat, whose processes live for one message.
 pub const SHORT: Case = Case {
     name: "socat-short",
-    description: "socat -b 1048576, a process for each message of 64 KiB to a server behind it and back, 4 under way",
+    description: "socat -b 1048576, one process per message of 64 KiB to a server behind it and back, 4 in \
+                  flight",
     paper: "not in the papers",
     packages: &[SOCAT],
     points: |_| {
@@ -47,7 +48,7 @@ pub const SHORT: Case = Case {
             work,
         )]
     },
-    remark: "a process ends before eliding could have paid",
+    remark: "a process exits before elision can save time",
     // The processor time of ended processes has a resolution of 10 ms.
     scheme: Scheme::Runs,
 };
@@ -60,7 +61,7 @@ pub const ENCRYPTED: Case = Case {
     paper: "not in the papers",
     packages: &[STUNNEL],
     points: |effort| points(effort, "stunnel", |size_bytes| Stunnel { size_bytes }),
-    remark: "every byte is read to be encrypted or decrypted, in records of 16 KiB at most: nothing can be elided",
+    remark: "stunnel encrypts or decrypts every byte, in records of at most 16 KiB, so no copy can be elided",
     scheme: Scheme::Slices,
 };
 

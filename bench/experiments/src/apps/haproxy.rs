@@ -27,8 +27,8 @@ pub const CASE: Case = Case {
     paper: "not in the papers",
     packages: &[HAPROXY],
     points,
-    remark: "HAProxy hands most bodies from the buffer that they were received in to the one that is sent without copying \
-             them (uncopy-bench apps haproxy --profile DIR shows it), so there is next to nothing to elide",
+    remark: "HAProxy passes most bodies from the receive buffer to the send buffer without copying them \
+             (uncopy-bench apps haproxy --profile DIR shows it), so there is little to elide",
     scheme: Scheme::Slices,
 };
 

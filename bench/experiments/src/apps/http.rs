@@ -181,13 +181,13 @@ impl Connection {
 
     fn receive(&mut self, requests: Requests<'_>, buffer: &mut [u8]) -> Result<Exchange> {
         let document = &requests.documents[self.requested];
-        let mut stream = self.stream.take().ok_or_else(|| requests.failure("nothing was asked"))?;
+        let mut stream = self.stream.take().ok_or_else(|| requests.failure("no request was sent"))?;
         let (begin, mut filled, length) = receive_head(requests, &mut stream, buffer)?;
         let end = begin + document.body.len();
         if length.is_some_and(|length| length != document.body.len()) {
             let length = length.unwrap_or(0);
             return Err(requests.failure(format_args!(
-                "{} is announced with {length} bytes and has {}",
+                "{} has a Content-Length of {length}, not {}",
                 document.path,
                 document.body.len()
             )));
@@ -226,7 +226,7 @@ fn receive_head(
             got => got.doing(format_args!("receiving from {}", requests.name))?,
         };
         if got == 0 {
-            return Err(requests.failure("the connection ended before the answer's head did"));
+            return Err(requests.failure("the connection ended before the end of the response header"));
         }
         filled += got;
         let head = &buffer[..filled.min(MAX_HEAD_BYTES)];
@@ -236,7 +236,7 @@ fn receive_head(
                 return Ok((end + 4, filled, length));
             }
             None if filled >= MAX_HEAD_BYTES => {
-                return Err(requests.failure("the head of an answer does not end"));
+                return Err(requests.failure("the response header is too long"));
             }
             None => {}
         }
@@ -249,7 +249,7 @@ fn content_length(head: &[u8]) -> std::result::Result<Option<usize>, String> {
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
     if first.split(' ').nth(1) != Some("200") {
-        return Err(format!("it answered \"{}\"", first.escape_debug()));
+        return Err(format!("unexpected response \"{}\"", first.escape_debug()));
     }
     let fields = lines.filter_map(|line| line.split_once(':'));
     let mut length = None;
@@ -258,7 +258,7 @@ fn content_length(head: &[u8]) -> std::result::Result<Option<usize>, String> {
             length = value.trim().parse().ok();
         }
         if name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err(format!("its body is {}, not of a known length", value.trim().escape_debug()));
+            return Err(format!("the body is {}, without a Content-Length", value.trim().escape_debug()));
         }
     }
     Ok(length)
@@ -303,7 +303,7 @@ mod tests {
         assert!(failure_of(format!("{head}pa").as_bytes()).contains("wrong body of /page"));
         assert!(failure_of(b"HTTP/1.1 404 No\r\n\r\n").contains("404"));
         assert!(
-            failure_of(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\npagef").contains("announced with 5")
+            failure_of(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\npagef").contains("Content-Length of 5")
         );
         assert!(failure_of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").contains("chunked"));
         assert!(failure_of(b"HTTP/1.1 200 OK\r\n").contains("ended before"));

@@ -28,15 +28,15 @@ const SHORT_FILE_BYTES: usize = 512 << 10;
 /// One file, sent to many listeners.
 pub const FILE: Case = Case {
     name: "icecast-file",
-    description: "Icecast, its one file-serving thread, a file of 1.1 MB (and 512 KiB) to 1 to 64 listeners, each of which \
-            fetches it again and again with a connection for each",
-    paper: "zIO section 5.3, Table 3: a file of 1.1 MB in chunks of 64 KB, 1.25 times plain with a kernel-bypass stack; \
-            Figure 14: 512 KB and several threads, in an Icecast changed to have them",
+    description: "Icecast with its single file-serving thread, files of 1.1 MB and 512 KiB to 1 to 64 \
+                  listeners, which fetch the file repeatedly, over a new connection each time",
+    paper: "zIO section 5.3, Table 3: a file of 1.1 MB in chunks of 64 KB, 1.25 times plain with a \
+            kernel-bypass stack; Figure 14: 512 KB, in an Icecast modified to have several threads",
     packages: PACKAGES,
     points: file_points,
-    remark: "the packaged Icecast reads files in chunks of 4,096 bytes, which is fixed where it is compiled (BUFSIZE in \
-             fserve.c), and no setting changes it: nothing is as large as what uncopy elides. An icecast2 built with \
-             larger chunks is measured if it comes first on PATH",
+    remark: "the packaged Icecast reads files in chunks of 4,096 bytes, fixed at compile time (BUFSIZE in \
+             fserve.c): they are smaller than what uncopy elides. To measure an icecast2 built with larger \
+             chunks, put it first on PATH",
     scheme: Scheme::Slices,
 };
 

@@ -28,7 +28,7 @@ pub const CASE: Case = Case {
             Point::sized(format!("lighttpd 1 MiB, {backend}"), FILE_BYTES, work)
         })
     },
-    remark: "with write it reads and writes 16 KiB at a time, each part from the buffer that it read it to",
+    remark: "with write, lighttpd reads and writes 16 KiB at a time through one buffer",
     scheme: Scheme::Slices,
 };
 

@@ -117,7 +117,7 @@ impl Listeners {
                 return Ok(true);
             }
             if begin.elapsed() > TIMEOUT {
-                return Err(Failure::new("icecast answers no listener"));
+                return Err(Failure::new("icecast does not answer the listeners"));
             }
             self.receive()?;
             std::thread::sleep(TICK);
@@ -204,7 +204,7 @@ impl Listeners {
         // A few silent listeners are counted as not held by `hear`. If all are silent, nothing is relayed any more.
         let is_silent = |listener: &Listener| listener.last.elapsed() > TIMEOUT;
         if !self.listeners.is_empty() && self.listeners.iter().all(is_silent) {
-            return Err(Failure::new("no listener heard anything for 10 s"));
+            return Err(Failure::new("no listener received data for 10 s"));
         }
         Ok(())
     }
@@ -302,7 +302,8 @@ fn find_position(answer: &[u8]) -> Result<Option<(usize, usize)>> {
         return Ok(None);
     }
     let found = (0..LINE_BYTES).find_map(|shift| Some((shift, number(&answer[body + shift..][..8])?)));
-    let (shift, number) = found.ok_or_else(|| Failure::new("what icecast sends is not the stream"))?;
+    let (shift, number) =
+        found.ok_or_else(|| Failure::new("icecast sends bytes that are not part of the stream"))?;
     let line = usize::try_from(number).unwrap_or(0) * LINE_BYTES;
     Ok(Some((body, (line + PERIOD_BYTES - shift) % PERIOD_BYTES)))
 }

@@ -22,8 +22,8 @@ const INSTALL_LIMIT: Duration = Duration::from_secs(60);
 /// Blobs stored and read back.
 pub const BLOBS: Case = Case {
     name: "mariadb-blob",
-    description: "MariaDB, blobs of 64 KiB and 1 MiB stored by a prepared statement and read by a query, InnoDB, \
-            4 connections; an operation is a blob stored and read back",
+    description: "MariaDB, blobs of 64 KiB and 1 MiB stored by a prepared statement and read by a query, \
+                  InnoDB, 4 connections; an operation stores a blob and reads it back",
     paper: "zIO section 5.4, MongoDB, 1 MB values, load phase of YCSB: 191 requests/s with zIO and 194 without, \
             because MongoDB reads every value for its checksum; 222 against 209 without checksums",
     packages: &[MARIADB, INSTALL],

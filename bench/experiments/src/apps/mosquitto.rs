@@ -17,8 +17,8 @@ const SUBSCRIBERS: usize = 4;
 /// Messages of 64 KiB and 1 MiB.
 pub const MESSAGES: Case = Case {
     name: "mosquitto",
-    description: "mosquitto, messages of 64 KiB and 1 MiB at quality 0, 2 publishers with 4 subscribers each; an operation \
-            is a message that all 4 have",
+    description: "mosquitto, messages of 64 KiB and 1 MiB at QoS 0, 2 publishers with 4 subscribers each; an \
+                  operation is a message that all 4 have received",
     paper: "not in the papers",
     packages: &[MOSQUITTO],
     points,

@@ -26,10 +26,10 @@ pub const STATIC: Case = Case {
             read+sendfile up to 7 % worse than zIO with a kernel-bypass stack, mmap+sendfile up to 30 %",
     packages: &[NGINX],
     points: static_points,
-    remark: "with sendfile on no body passes through the program, so there is nothing for uncopy to elide; \
-             with sendfile off nginx reads up to 64 KiB at a time (output_buffers 2 64k; its default is 32k). \
-             tcp_nopush is off, its default: with it the end of an answer may wait 40 ms for the client's \
-             acknowledgement, by where the file's pages lie in memory",
+    remark: "with sendfile on, no body passes through the program, so there is nothing to elide. With \
+             sendfile off, nginx reads up to 64 KiB at a time (output_buffers 2 64k; the default is 32k). \
+             tcp_nopush is off, as by default: with it, the end of a response may wait 40 ms for the client's \
+             acknowledgement, depending on where the file's pages lie in memory",
     scheme: Scheme::Slices,
 };
 
@@ -69,13 +69,14 @@ impl AppServer for Static {
 /// A reverse proxy that gathers each answer in its buffers before it sends it.
 pub const PROXIED: Case = Case {
     name: "nginx-proxied",
-    description: "nginx, one process, as a proxy of uncopy-files, proxy_buffering on, bodies of 64 KiB and 1 MiB, 8 connections",
+    description: "nginx, one process, as a proxy for uncopy-files, proxy_buffering on, bodies of 64 KiB and 1 \
+                  MiB, 8 connections",
     paper: "not in the papers",
     packages: &[NGINX],
     points: proxied_points,
-    remark: "buffers of 64 KiB (proxy_buffers 32 64k; the default is 8 of a page), so that a body stays in memory. nginx \
-             takes them from malloc for each request and gives them back, and plain malloc gives them to the kernel: \
-             what heap only gains is that the block heap keeps their pages",
+    remark: "buffers of 64 KiB (proxy_buffers 32 64k; the default is 8 of one page), so that a body stays in \
+             memory. nginx allocates and frees them for each request, and plain malloc returns them to the \
+             kernel; heap only gains because the block heap keeps their pages",
     scheme: Scheme::Slices,
 };
 
@@ -89,7 +90,8 @@ fn proxied_points(effort: Effort) -> Vec<Point> {
 /// A reverse proxy whose origin is under the same side as nginx, with plain clients.
 pub const OUTSIDE_CLIENTS: Case = Case {
     name: "nginx-outside",
-    description: "nginx, one process, as a proxy of uncopy-files, both under the same side, clients plain, bodies of 64 KiB and 1 MiB",
+    description: "nginx, one process, as a proxy for uncopy-files, both under the same side, clients plain, \
+                  bodies of 64 KiB and 1 MiB",
     points: |effort| {
         let outside = |point: Point| Point { title: format!("{}, clients outside", point.title), ..point };
         proxied_points(effort).into_iter().map(outside).collect()

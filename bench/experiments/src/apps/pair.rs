@@ -35,7 +35,8 @@ impl Experiment for AppPair {
     const IS_SERVER: bool = true;
 
     fn run(&self) -> Result<Outcome> {
-        let unknown = || Failure::new(format!("there is no {}, {}", self.name, self.title));
+        let unknown =
+            || Failure::new(format!("there is no case {} with the title {}", self.name, self.title));
         let case = SAME_SIDE_CASES.iter().find(|case| case.name == self.name).ok_or_else(unknown)?;
         let points = (case.points)(Effort::Full);
         let point = points.iter().find(|point| point.title == self.title).ok_or_else(unknown)?;

@@ -26,8 +26,8 @@ const PAPER: &str = "zIO section 5.4, MongoDB, 1 MB values, load phase of YCSB: 
 /// Rows in and out by COPY.
 pub const COPY: Case = Case {
     name: "postgresql-copy",
-    description: "PostgreSQL, rows of 64 KiB and 1 MiB in and out by binary COPY, not compressed, 4 connections; an operation \
-            is a row stored and read back",
+    description: "PostgreSQL, rows of 64 KiB and 1 MiB stored and read by binary COPY, not compressed, 4 \
+                  connections; an operation stores a row and reads it back",
     paper: PAPER,
     packages: PACKAGES,
     points: |effort| points(effort, "postgresql COPY", Operation::Copy),
@@ -49,7 +49,8 @@ pub const OBJECTS: Case = Case {
 /// COPY over a UNIX socket, for programs on one host.
 pub const LOCAL: Case = Case {
     name: "postgresql-unix",
-    description: "PostgreSQL by a UNIX socket, rows of 64 KiB and 1 MiB in and out by binary COPY, 4 connections",
+    description: "PostgreSQL over a UNIX socket, rows of 64 KiB and 1 MiB stored and read by binary COPY, 4 \
+                  connections",
     points: |effort| {
         effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
             let work = Documents { operation: Operation::Copy, size_bytes, by_unix: true };
@@ -60,8 +61,9 @@ pub const LOCAL: Case = Case {
     ..COPY
 };
 
-const REMARK: &str = "a connection's bytes pass through buffers of 8 KiB (PqRecvBuffer, PqSendBuffer) and pages of 8 KiB, \
-                      below what is elided by default; only copies between larger buffers can be";
+const REMARK: &str = "the bytes of a connection pass through buffers of 8 KiB (PqRecvBuffer, PqSendBuffer) \
+                      and pages of 8 KiB, smaller than what uncopy elides by default; only copies between \
+                      larger buffers can be elided";
 
 fn points(effort: Effort, name: &str, operation: Operation) -> Vec<Point> {
     effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {

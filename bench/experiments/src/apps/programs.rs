@@ -47,9 +47,9 @@ impl Programs {
     /// [`Failure`] when `name` is not among the case's packages.
     pub fn path(&self, name: &str) -> Result<&Path> {
         let found = self.found.iter().find(|(known, _)| *known == name);
-        found.map(|(_, path)| path.as_path()).ok_or_else(|| {
-            Failure::new(format!("{name} is not among the programs that the case says it needs"))
-        })
+        found
+            .map(|(_, path)| path.as_path())
+            .ok_or_else(|| Failure::new(format!("{name} is not among the case's packages")))
     }
 }
 
@@ -61,7 +61,7 @@ fn version(program: &Path, arguments: &[&str]) -> String {
     let found = output.ok().and_then(|output| {
         number_in(&output.stdout).or_else(|| number_in(&output.stderr)).map(str::to_owned)
     });
-    found.unwrap_or_else(|| "of an unknown version".to_owned())
+    found.unwrap_or_else(|| "unknown version".to_owned())
 }
 
 /// Returns the first word, or end of a word, that is a version: it begins with a digit and contains a dot.

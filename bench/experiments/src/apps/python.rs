@@ -22,18 +22,20 @@ const FILES: usize = 8;
 /// `python3 -m http.server`.
 pub const SERVER: Case = Case {
     name: "python-http",
-    description: "python3 -m http.server, files of 64 KiB and 1 MiB, 4 requests under way, a connection for each",
+    description: "python3 -m http.server, files of 64 KiB and 1 MiB, 4 requests in flight, one connection per \
+                  request",
     paper: "not in the papers",
     packages: &[PYTHON],
     points: server_points,
-    remark: "it reads and sends 64 KiB at a time",
+    remark: "http.server reads and sends 64 KiB at a time",
     scheme: Scheme::Slices,
 };
 
 /// Messages forwarded by the asyncio proxy.
 pub const PROXY: Case = Case {
     name: "python-proxy",
-    description: "a proxy of asyncio streams, messages of 64 KiB and 1 MiB to a server behind it and back, 4 connections",
+    description: "a proxy with asyncio streams, messages of 64 KiB and 1 MiB to a server behind it and back, \
+                  4 connections",
     paper: "not in the papers",
     packages: &[PYTHON],
     points: proxy_points,

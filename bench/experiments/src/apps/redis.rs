@@ -21,8 +21,7 @@ const PAPER: &str =
 /// Values stored by SET.
 pub const SET: Case = Case {
     name: "redis-set",
-    description: "Redis, SET of 64 KiB and 256 KiB, append-only file on, 4 connections; every key is read back and compared \
-            in the end",
+    description: "Redis, SET of 64 KiB and 256 KiB, append-only file on, 4 connections; every key is read back and compared at the end",
     paper: PAPER,
     packages: &[REDIS],
     points: |effort| points(effort, Workload::Set),
@@ -37,7 +36,8 @@ pub const GET: Case = Case {
     paper: PAPER,
     packages: &[REDIS],
     points: |effort| points(effort, Workload::Get),
-    remark: "a value stays where it was received, so that its copy into the reply's buffer can be elided, each time",
+    remark: "a value stays where it was received, so that its copy into the reply buffer can be elided for \
+             each GET",
     scheme: Scheme::Slices,
 };
 

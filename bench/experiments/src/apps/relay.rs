@@ -36,15 +36,17 @@ const FIRST_SEARCH_FACTOR: u32 = 4;
 /// One stream to as many listeners as possible.
 pub const CASE: Case = Case {
     name: "icecast-relay",
-    description: "Icecast relays a stream of 2 MiB/s of a source of ours; the largest number of listeners that get it at its \
-            rate, found by doubling and bisection in limited time, each byte that they get compared",
+    description: "Icecast relays a live stream of 2 MiB/s; the result is the largest number of listeners that \
+                  receive it at its rate, found by doubling and bisection in limited time; every received byte \
+                  is compared",
     paper: "zIO section 5.3, Table 3: blocks of 64 KB relayed by one thread, 1.16 times as many listeners as plain with \
             a kernel-bypass stack",
     packages: PACKAGES,
     points,
-    remark: "an operation is one second of the stream for one listener, so that op/s is the number of listeners, to \
-             about 4 %. The packaged Icecast relays blocks of 1,400 bytes, fixed where it is compiled: nothing is as \
-             large as what uncopy elides. An icecast2 built with larger blocks is measured if it comes first on PATH",
+    remark: "an operation is one second of the stream for one listener, so that op/s is the number of \
+             listeners, to about 4 %. The packaged Icecast relays blocks of 1,400 bytes, fixed at compile \
+             time: they are smaller than what uncopy elides. To measure an icecast2 built with larger blocks, \
+             put it first on PATH",
     scheme: Scheme::Runs,
 };
 
@@ -130,7 +132,10 @@ impl RunningServer for Relaying<'_> {
         let found = self.search(duration)?;
         if found == 0 {
             // A ratio to zero would be meaningless.
-            return Err(Failure::new("the relay held not even one listener: the machine is busy, try again"));
+            return Err(Failure::new(
+                "the relay could not serve a single listener: the machine is busy, try \
+                                     again",
+            ));
         }
         self.last.set(Some(found));
         self.result = Some((found, true));
@@ -169,11 +174,12 @@ impl RunningServer for Relaying<'_> {
         let mut notes = Vec::new();
         if let Some((_, false)) = self.result {
             notes.push(
-                "in the measurement the relay fell behind with as many listeners as it held before".into(),
+                "during the measurement, the relay fell behind with a number of listeners that it had served \
+                 before".into(),
             );
         }
         if let Some((count, _)) = self.result.filter(|(count, _)| *count >= self.max) {
-            notes.push(format!("it held {count} listeners, and no more were tried"));
+            notes.push(format!("it served {count} listeners, the maximum that is tried"));
         }
         notes
     }

@@ -143,7 +143,7 @@ fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> R
             match stream.write(&period[at..at + more]) {
                 Ok(written) if written > 0 => sent += written as u64,
                 _ if shared.ending.load(Ordering::Acquire) => return Ok(()),
-                Ok(_) => return Err(Failure::new("icecast takes no more of the stream")),
+                Ok(_) => return Err(Failure::new("icecast stopped accepting the stream")),
                 Err(error) => return Err(Failure::while_doing("sending the stream to icecast", &error)),
             }
             shared.sent_bytes.store(sent, Ordering::Release);

@@ -24,7 +24,8 @@ const DOCUMENTS: usize = 8;
 /// Objects that are in Squid's memory.
 pub const CASE: Case = Case {
     name: "squid",
-    description: "Squid, one process, as an accelerator of uncopy-files, objects of 64 KiB and 1 MiB in cache_mem, 8 connections",
+    description: "Squid, one process, as a reverse proxy for uncopy-files, objects of 64 KiB and 1 MiB in \
+                  cache_mem, 8 connections",
     paper: "not in the papers",
     packages: &[SQUID, SETPRIV],
     points: |effort| {
@@ -33,8 +34,8 @@ pub const CASE: Case = Case {
             Point::sized(format!("squid {}", format_size(size_bytes as u64)), size_bytes, work)
         })
     },
-    remark: "it keeps an object in pieces of 4,096 bytes and sends one at a time, which no setting changes: nothing is as \
-             large as what uncopy elides",
+    remark: "Squid stores an object in pieces of 4,096 bytes and sends one at a time, which no setting \
+             changes: they are smaller than what uncopy elides",
     scheme: Scheme::Slices,
 };
 

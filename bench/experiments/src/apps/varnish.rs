@@ -18,11 +18,11 @@ const CONNECTIONS: usize = 8;
 pub const CASE: Case = Case {
     name: "varnish",
     description: "Varnish, malloc storage, one cached object of 1 to 64 KiB, 8 connections kept alive",
-    paper: "ZCopy section 4.2, Figure 10: 1 to 8 KiB under ab, 3 lines changed in Varnish; slightly less than plain \
-            at 1 KiB, 7.8 % more at 6 KiB, the network is the limit at 8 KiB",
+    paper: "ZCopy section 4.2, Figure 10: 1 to 8 KiB, loaded by ab, with 3 lines of Varnish changed; slightly \
+            slower than plain at 1 KiB, 7.8 % faster at 6 KiB, limited by the network at 8 KiB",
     packages: &[VARNISH],
     points,
-    remark: "an object leaves by one writev that refers to the storage: no copy is made inside the program",
+    remark: "Varnish sends an object from its storage by one writev, so the program makes no copy",
     scheme: Scheme::Slices,
 };
 

@@ -60,12 +60,12 @@ impl<'a> Unprivileged<'a> {
         }
         if !is_reachable_by_all(directory.path()) {
             return Err(Failure::new(format!(
-                "{name} refuses root, and the user nobody cannot reach {}; set TMPDIR to a directory that everybody can \
-                 reach",
+                "{name} refuses to run as root, and the user nobody cannot reach {}; set TMPDIR to a \
+                 directory that every user can reach",
                 directory.path().display()
             )));
         }
-        chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("giving a directory away")
+        chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("changing the owner of a directory")
     }
 
     /// Returns `command`, of a service with its files in `directory`, run by the user, as the service's programs are.
@@ -179,7 +179,7 @@ impl<R: RunningServer> RunningServer for UnprivilegedServer<R> {
         self.running.stop()?;
         if let Some(file) = &self.profile {
             std::fs::copy(self.running.server().directory().join(PROFILE), file)
-                .doing("keeping the profile")?;
+                .doing("copying the profile")?;
         }
         Ok(())
     }
@@ -203,7 +203,7 @@ fn executable_by_all(program: &Path, directory: &Path) -> Result<PathBuf> {
         return Ok(program.to_owned());
     }
     let home = directory.join(COPY_DIRECTORY);
-    let what = || format!("copying {} to where the user nobody can execute it", program.display());
+    let what = || format!("copying {} to a place where the user nobody can execute it", program.display());
     std::fs::create_dir_all(&home).doing(what())?;
     std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o755)).doing(what())?;
     let place = |file: &Path| -> Result<PathBuf> {
