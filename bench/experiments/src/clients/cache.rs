@@ -197,7 +197,7 @@ impl super::Clients for Clients<'_> {
     fn notes(&self) -> Vec<String> {
         match self.threads.iter().map(|thread| thread.lost_answers.get()).sum() {
             0 => Vec::new(),
-            lost_answers => vec![format!("{lost_answers} answers by UDP were lost and asked for again")],
+            lost_answers => vec![format!("{lost_answers} UDP responses were lost and requested again")],
         }
     }
 }

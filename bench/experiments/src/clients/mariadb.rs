@@ -109,10 +109,9 @@ impl Connection {
         loop {
             let [a, b, c, sequence] = self.stream.array()?;
             if sequence != self.sequence {
-                return Err(self.stream.wrong(format_args!(
-                    "part {sequence} of an exchange where {} was expected",
-                    self.sequence
-                )));
+                return Err(self
+                    .stream
+                    .wrong(format_args!("packet {sequence} instead of {}", self.sequence)));
             }
             self.sequence = sequence.wrapping_add(1);
             let len_bytes = usize::try_from(u32::from_le_bytes([a, b, c, 0])).unwrap_or(0);
@@ -205,7 +204,7 @@ impl Connection {
     pub fn value(&mut self, text: &str, value: &mut Vec<u8>) -> Result<()> {
         self.command(&[&[COMMAND_QUERY], text.as_bytes()])?;
         if self.receive()? != 1 {
-            return Err(self.stream.wrong("not one column"));
+            return Err(self.stream.wrong("a result without exactly one column"));
         }
         // The column's description, and the end of descriptions.
         self.receive()?;
@@ -219,7 +218,7 @@ impl Connection {
                 return Err(self.stream.wrong("a row without a length"));
             };
             if self.message.len() != at + len_bytes {
-                return Err(self.stream.wrong("a row of another length than it says"));
+                return Err(self.stream.wrong("a row with a wrong length"));
             }
             rows += 1;
             value.clear();

@@ -120,7 +120,7 @@ impl Client for Topic {
         self.publisher.send(PUBLISH, &[&self.name, message])?;
         for subscriber in &mut self.subscribers {
             if subscriber.receive()? != PUBLISH {
-                return Err(subscriber.stream.wrong("something that is no message"));
+                return Err(subscriber.stream.wrong("a packet that is not a message"));
             }
         }
         let received = Instant::now();

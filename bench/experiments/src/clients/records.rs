@@ -20,13 +20,13 @@ use crate::kit::{Failure, Random, Result, compare};
 /// Operations that clients of Redis perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
-    /// Sets one of 8 keys
+    /// SET of 8 keys
     Set,
-    /// Reads one of 8 keys
+    /// GET of 8 keys
     Get,
-    /// Half reads, half sets of 8 keys
+    /// Half GET, half SET of 8 keys
     Half,
-    /// YCSB's workload A: half reads, half updates, Zipfian keys
+    /// YCSB workload A: half reads, half updates, Zipfian keys
     YcsbA,
 }
 
@@ -146,14 +146,14 @@ impl Values {
     pub fn check(&self, key: u64, value: &[u8], len_bytes: usize) -> Result<u64> {
         let wrong = |how: String| Failure::new(format!("wrong value of key {key}: {how}"));
         if value.len() != len_bytes || len_bytes < STAMP_BYTES {
-            return Err(wrong(format!("{} bytes where {len_bytes} were set", value.len())));
+            return Err(wrong(format!("{} bytes instead of {len_bytes}", value.len())));
         }
         let number = |range: std::ops::Range<usize>| value[range].try_into().map_or(0, u64::from_le_bytes);
         let version = number(8..STAMP_BYTES);
         let (stamp, rest) = self.parts(key, version, len_bytes);
         compare(&stamp, &value[..STAMP_BYTES]).map_err(|mismatch| wrong(mismatch.to_string()))?;
         compare(rest, &value[STAMP_BYTES..])
-            .map_err(|mismatch| wrong(format!("behind its stamp, {mismatch}")))?;
+            .map_err(|mismatch| wrong(format!("after its stamp, {mismatch}")))?;
         Ok(version)
     }
 }
@@ -234,7 +234,7 @@ impl Records {
         let received = Instant::now();
         let newest = record.begun.load(Ordering::SeqCst);
         if !found {
-            return Err(Failure::new(format!("the server has no value of key {key}")));
+            return Err(Failure::new(format!("the server has no value for key {key}")));
         }
         let version = self.values.check(key, value, self.len_bytes)?;
         if !(oldest..=newest).contains(&version) {

@@ -27,7 +27,7 @@ impl Experiment for IdleLoop {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL)).doing(what)?;
         if getppid() != parent {
-            return Err(Failure::new("the program that wanted an idle loop has ended"));
+            return Err(Failure::new("the program that started the idle loop has ended"));
         }
         // In its parent's session, the loop would get as much time as all other programs there.
         setsid().doing(what)?;

@@ -17,6 +17,6 @@ pub fn find(launcher: &Launcher, name: &str) -> Result<PathBuf> {
     }
     on_path(&std::env::var_os("PATH").unwrap_or_default(), name).ok_or_else(|| {
         let beside = beside.display();
-        Failure::new(format!("there is neither {beside} nor an {name} on PATH; build it with: make bench"))
+        Failure::new(format!("found neither {beside} nor {name} on PATH; build it with: make bench"))
     })
 }

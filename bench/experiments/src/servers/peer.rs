@@ -33,10 +33,10 @@ pub struct Peer {
     /// Send until the other end closes
     #[arg(long)]
     pub send: bool,
-    /// Receive for so long, and tell how many bytes came
+    /// Receive for this long, and print the number of bytes
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "send")]
     pub receive: Option<Duration>,
-    /// Greet so many connections, and leave them alone until the last one ends
+    /// Greet this number of connections, and keep them open until the last one ends
     #[arg(long, value_name = "N", default_value = "1")]
     pub hold: usize,
 }
@@ -59,7 +59,7 @@ impl Experiment for Peer {
             for _ in 0..self.hold {
                 let mut connection = accept_one(&listener)?;
                 let mut greeting = [0; GREETING_BYTES];
-                connection.read_exact(&mut greeting).doing("being greeted")?;
+                connection.read_exact(&mut greeting).doing("waiting for the greeting")?;
                 connection.write_all(&greeting).doing("greeting")?;
                 connections.push(connection);
             }
@@ -82,7 +82,7 @@ pub fn use_cubic(socket: impl std::os::fd::AsFd) -> Result<()> {
 /// Accepts the next connection within [`TIMEOUT`].
 fn accept_one(listener: &TcpListener) -> Result<TcpStream> {
     if !wait::until_readable(listener, Some(TIMEOUT)).doing("waiting for a connection")? {
-        return Err(Failure::new("nobody has connected"));
+        return Err(Failure::new("no connection arrived in time"));
     }
     Ok(listener.accept().doing("accepting")?.0)
 }
@@ -101,7 +101,7 @@ pub fn parse_address(host: Ipv4Addr, line: &str) -> Result<SocketAddr> {
 /// [`Failure`] for any other line.
 pub fn parse_number<T: std::str::FromStr>(line: &str, begin: &str) -> Result<T> {
     let number = line.strip_prefix(begin).and_then(|number| number.trim().parse().ok());
-    number.ok_or_else(|| Failure::new(format!("the peer wrote \"{}\"", line.escape_debug())))
+    number.ok_or_else(|| Failure::new(format!("unexpected output of the peer: \"{}\"", line.escape_debug())))
 }
 
 /// Buffer with the current block of a stream.
@@ -145,7 +145,7 @@ pub fn receive(mut stream: &TcpStream, duration: Duration) -> Result<u64> {
     let begin = Instant::now();
     while begin.elapsed() < duration {
         match stream.read(&mut buffer[filled..]) {
-            Ok(0) => return Err(Failure::new("the stream has ended too early")),
+            Ok(0) => return Err(Failure::new("the stream ended too early")),
             Ok(got) => filled += got,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(Failure::while_doing("receiving", &error)),

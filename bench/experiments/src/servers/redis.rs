@@ -126,7 +126,7 @@ impl RedisServer {
         self.connect()?.rewrite_log()?;
         let is_short = || (self.log_bytes() <= limit_bytes).then_some(());
         wait_until(TIMEOUT, is_short)
-            .ok_or_else(|| Failure::new("redis-server did not write its append-only file anew"))
+            .ok_or_else(|| Failure::new("redis-server did not rewrite its append-only file"))
     }
 
     /// Returns `failure` with the last line of the server's log.

@@ -11,18 +11,18 @@ use crate::kit::network::server_address;
 use crate::kit::{Experiment, Failure, Outcome, Result, count_parser};
 use crate::servers::echo::server::{self, EchoWork};
 
-/// The echo server by itself
+/// The echo server alone
 #[derive(Debug, Args)]
 pub struct EchoServer {
-    /// Port of 127.0.0.1 (0: any free one), address and port, or path of a UNIX socket to listen on
+    /// Port on 127.0.0.1 (0: any free port), address and port, or path of a UNIX socket to listen on
     #[arg(long, overrides_with = "listen", value_name = "[ADDRESS:]PORT|PATH", default_value = "0", value_parser = listen_address)]
     pub listen: Place,
-    /// Let --listen name an address that other machines may reach
+    /// Allow an address that other machines may reach
     #[arg(long)]
     pub allow_remote: bool,
     #[command(flatten)]
     pub work: EchoWork,
-    /// Connections served at the same time; others wait
+    /// Maximum number of connections served at the same time
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub threads: usize,
 }
@@ -52,7 +52,8 @@ fn listen_address(text: &str) -> std::result::Result<Place, String> {
     match text.parse::<u16>() {
         Ok(port) => Ok(Place::Tcp(SocketAddr::from((server_address(), port)))),
         Err(_) => text.parse().map(Place::Tcp).map_err(|_| {
-            "it must be a port from 0 to 65535, an address and a port, 127.0.0.1:7000, or a path, ./socket".to_owned()
+            "it must be a port from 0 to 65535, an address and port such as 127.0.0.1:7000, or a path such as \
+             ./socket".to_owned()
         }),
     }
 }
@@ -75,7 +76,9 @@ pub fn parse_address(host: Ipv4Addr, directory: &Path, line: &str) -> Result<Pla
         Ok(port) => Some(Place::Tcp(SocketAddr::from((host, port)))),
         Err(_) => place.contains('/').then(|| Place::Unix(directory.join(place))),
     });
-    address.ok_or_else(|| Failure::new(format!("the echo server wrote \"{}\"", line.escape_debug())))
+    address.ok_or_else(|| {
+        Failure::new(format!("unexpected output of the echo server: \"{}\"", line.escape_debug()))
+    })
 }
 
 #[cfg(test)]

@@ -88,7 +88,11 @@ impl RunningServer for LoadedEcho {
         // At least each input, copy and output is an event.
         let least = (self.work.copies as u64 + 2) * self.exchanges;
         let is_whole = gaps == 0 && events >= least;
-        if is_whole { Vec::new() } else { vec![format!("{events} events of {least}, {gaps} gaps")] }
+        if is_whole {
+            Vec::new()
+        } else {
+            vec![format!("{events} events were recorded, at least {least} expected; {gaps} gaps")]
+        }
     }
 
     fn add_final_figures(&mut self, end: &mut Sample) {

@@ -38,7 +38,7 @@ impl Transport {
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub struct EchoPair {
-    /// Transport between both ends
+    /// Transport of the echo
     #[arg(long, value_enum)]
     pub transport: Transport,
     #[command(flatten)]

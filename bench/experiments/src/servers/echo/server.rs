@@ -45,13 +45,13 @@ pub enum PageOrder {
     /// Spread evenly over the message
     #[default]
     Spread,
-    /// From its start, one behind the other
+    /// From the start of the message, one after another
     Sequential,
-    /// Others for each message, in no order
+    /// Different pages for each message, in random order
     Random,
 }
 
-/// Answer of the server to a message.
+/// Reply of the server to a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Reply {
     /// The last copy itself
@@ -66,25 +66,25 @@ pub enum Reply {
 /// The server's work for each message.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct EchoWork {
-    /// Length of a message, in bytes
+    /// Message size, in bytes
     #[arg(long = "size", value_name = "SIZE", value_parser = size_parser())]
     pub size_bytes: usize,
-    /// Copies made of each message before it is sent back
+    /// Number of copies per message before it is sent back
     #[arg(long, value_name = "N", value_parser = copies_parser())]
     pub copies: usize,
-    /// Pages of the last copy of which one byte each is read before it is sent
+    /// Number of pages of the last copy from which one byte each is read before it is sent
     #[arg(long = "touch", value_name = "PAGES", default_value = "0")]
     pub touched_pages: usize,
-    /// Choice of these pages
+    /// Order in which these pages are chosen
     #[arg(long, value_enum, default_value_t)]
     pub order: PageOrder,
-    /// Bytes from the last copy's start that are all read before it is sent
+    /// Number of bytes read from the start of the last copy before it is sent
     #[arg(long = "read", value_name = "SIZE", default_value = "0")]
     pub read_bytes: usize,
-    /// Alternate between not reading and reading these bytes, each for this long; 0: always read them
+    /// Alternate between not reading and reading these bytes, for this long each; 0: always read them
     #[arg(long = "phase", value_name = "MS", default_value = "0")]
     pub phase_ms: u64,
-    /// Answer of the server
+    /// Reply of the server
     #[arg(long, value_enum, default_value_t)]
     pub reply: Reply,
 }

@@ -51,7 +51,8 @@ impl Sender {
         let mut server = start_server(command, "send-files", TemporaryDirectory::make()?)?;
         let line = server.first_line()?;
         let address = line.strip_prefix("listening ").and_then(|address| address.parse().ok());
-        let unexpected = || Failure::new(format!("send-files wrote \"{}\"", line.escape_debug()));
+        let unexpected =
+            || Failure::new(format!("unexpected output of send-files: \"{}\"", line.escape_debug()));
         Ok(Self { server, address: address.ok_or_else(unexpected)? })
     }
 
@@ -61,7 +62,8 @@ impl Sender {
     /// [`Failure`] when the sender prints no account.
     pub fn read_totals(&mut self) -> Result<TransferTotals> {
         let line = self.server.first_line()?;
-        serde_json::from_str(&line)
-            .map_err(|_| Failure::new(format!("send-files wrote \"{}\"", line.escape_debug())))
+        serde_json::from_str(&line).map_err(|_| {
+            Failure::new(format!("unexpected output of send-files: \"{}\"", line.escape_debug()))
+        })
     }
 }

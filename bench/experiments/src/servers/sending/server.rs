@@ -30,20 +30,20 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Send the files of a directory to whoever connects
+/// Send the files of a directory to every client
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub struct SendFiles {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
-    /// How files are sent
+    /// Way to send the files
     #[arg(long, value_enum)]
     pub way: Way,
-    /// Bits sent in a second; 0: as fast as can be
+    /// Bits sent per second; 0: no limit
     #[arg(long, value_name = "BITS", default_value = "0")]
     pub rate: u64,
-    /// Bytes that one call sends
+    /// Bytes sent per call
     #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Send all files once and close the connection

@@ -42,7 +42,7 @@ pub enum Way {
     Splice,
     /// mmap, send with MSG_ZEROCOPY, munmap
     Zerocopy,
-    /// Files are kept in twin memory and sent from there
+    /// send from files in twin memory
     Twin,
 }
 
