@@ -100,7 +100,7 @@ pub(super) fn draw(lines: &[ChartRow]) -> String {
             ("role", "img"),
         ],
     );
-    svg.element("title", &[], "Processor time for each operation, each case with its 95 % interval");
+    svg.element("title", &[], "Processor time per operation of each case, with 95 % intervals");
     svg.literal(STYLE);
     draw_rectangle(&mut svg, "ground", (0.0, WIDTH), (0.0, bottom + FOOTER_HEIGHT));
     let band = (axis.x_position(1.0 - MIN_DIFFERENCE), axis.x_position(1.0 + MIN_DIFFERENCE));
@@ -137,7 +137,7 @@ pub(super) fn draw(lines: &[ChartRow]) -> String {
 }
 
 fn draw_legend(svg: &mut Markup) {
-    let heading = "Processor time for each operation under uncopy: less than 1 is less";
+    let heading = "Processor time per operation under uncopy; below 1 is less time";
     draw_text(svg, "heading", (14.0, 24.0), "start", heading);
     let y = 44.0;
     svg.open("g", &[("class", "helps")]);

@@ -13,10 +13,13 @@ use crate::results::register::{NOT_MEASURED, find_entry};
 pub fn render(results: &Results) -> String {
     let mut page = String::from(
         "# Every experiment\n\n<!-- Made by uncopy-bench report; not to be edited by hand. -->\n\n\
-         The tables as the commands print them, of the last run. [The page](../results.md) tells what they mean.\n",
+         The tables of the last run, as the commands print them. [results.md](../results.md) explains them.\n",
     );
     if let Some(table) = readme_table(results) {
-        page.push_str("\n## Five programs\n\nOf different packaged programs the two cases that gain most, the two that cost most, and the one nearest to no difference.\n");
+        page.push_str(
+            "\n## Five programs\n\nOne case of each of five packaged programs: the two with the largest gain, the two \
+             with the largest cost, and the one closest to no difference.\n",
+        );
         page.push_str(&fenced_table("five", &table));
     }
     for entry in crate::experiments::entries() {
@@ -30,8 +33,10 @@ pub fn render(results: &Results) -> String {
             page.push_str(&render_experiment(measured));
         }
     }
-    page.push_str(&format!("\n## What this project aims at\n\n{}\n", goals::table(PROJECT_GOALS, results)));
-    page.push_str("\n## What the papers measured and this cannot\n\n| figure | why |\n|---|---|\n");
+    page.push_str(&format!("\n## Goals of this project\n\n{}\n", goals::table(PROJECT_GOALS, results)));
+    page.push_str(
+        "\n## Measurements of the papers that are not made here\n\n| measurement | reason |\n|---|---|\n",
+    );
     for (figure, why) in NOT_MEASURED {
         page.push_str(&(table_row(&[figure, why]) + "\n"));
     }
@@ -54,7 +59,7 @@ fn render_experiment(measured: &ExperimentResult) -> String {
         command_line(measured)
     ));
     if let Some(failure) = &measured.failure {
-        lines.push(format!("\n**No figures**: {}\n", escape(failure)));
+        lines.push(format!("\n**No results**: {}\n", escape(failure)));
         return lines.join("\n");
     }
     lines.extend(measured.warning.iter().map(|warning| format!("\n*{}*", escape(warning))));
@@ -95,7 +100,7 @@ mod tests {
         let page = render(&results);
         assert!(page.contains("<!-- table: redis-get -->\n```text\nthe <table>\n```\n"), "{page}");
         assert!(page.contains("`uncopy-bench redis-get`") && page.contains("<!-- table: five -->"), "{page}");
-        assert!(page.contains("**No figures**: no &lt;room>") && page.contains("zIO, Figure 15"), "{page}");
+        assert!(page.contains("**No results**: no &lt;room>") && page.contains("zIO, Figure 15"), "{page}");
     }
 
     #[test]

@@ -48,9 +48,9 @@ impl GoalResult {
     /// Returns the text in tables.
     const fn text(self) -> &'static str {
         match self {
-            Self::Met => "hit",
+            Self::Met => "met",
             Self::Missed => "**missed**",
-            Self::Undecided => "open: within the interval",
+            Self::Undecided => "undecided",
             Self::NotMeasured => "not measured",
         }
     }
@@ -82,7 +82,7 @@ pub const PAPER_GOALS: &[Goal] = &[
     rate("zIO, Figure 4", "echo of 512 KiB, 12 copies: rate", ("copies", "echo 512 KiB, 12 copies"), 3.8),
     goal(
         "zIO, Figure 4",
-        "the same: rate over that without copies",
+        "echo of 512 KiB, 12 copies: rate over that without copies",
         ("copies", "echo 512 KiB, 12 copies"),
         (Quantity::Rate, "0 copies"),
         Bound::AtLeast(0.97),
@@ -109,12 +109,12 @@ pub const PAPER_GOALS: &[Goal] = &[
         ("apps-icecast", "icecast relay, listeners of 2 MiB/s"),
         1.16,
     ),
-    rate("zIO, §5.4", "a store that checksums all: rate", ("checksum", "store 1 MiB, 2 copies"), 0.98),
+    rate("zIO, §5.4", "store that checksums every value: rate", ("checksum", "store 1 MiB, 2 copies"), 0.98),
     Goal {
         side: "twin",
         ..rate(
             "ZCopy, Figure 8",
-            "memcached by TCP, 64 KiB: rate",
+            "memcached over TCP, 64 KiB: rate",
             ("memcached", "memcached GET 64 KiB"),
             1.4,
         )
@@ -122,7 +122,7 @@ pub const PAPER_GOALS: &[Goal] = &[
     rate("ZCopy, Figure 10", "Varnish 6 KiB: rate", ("apps-varnish", "varnish 6 KiB"), 1.07),
     goal(
         "Zero-Copy lab",
-        "a file by read and send: time",
+        "a file sent by read and send: time",
         ("lab", "file of 1 GiB"),
         (Quantity::Time, "plain"),
         Bound::AtMost(0.52),
@@ -188,13 +188,14 @@ impl Goal {
 /// Returns the results of `goals` as table rows below a heading.
 #[must_use]
 pub fn table(goals: &[Goal], results: &Results) -> String {
-    let mut lines = vec!["| | what, over plain | aim | measured | |\n|---|---|---|---|---|".to_owned()];
+    let mut lines = vec!["| ratio over plain | goal | measured | result |\n|---|---|---|---|".to_owned()];
     for goal in goals {
         let (ratio, result) = goal.result(results);
         let ratio = ratio.map_or_else(String::new, |ratio| ratio.to_string());
         // Text of our own needs no escaping.
         let Goal { source, description, bound, .. } = goal;
-        lines.push(format!("| {source} | {description} | {} | {ratio} | {} |", bound.text(), result.text()));
+        let source = if source.is_empty() { String::new() } else { format!(" ({source})") };
+        lines.push(format!("| {description}{source} | {} | {ratio} | {} |", bound.text(), result.text()));
     }
     lines.join("\n")
 }
@@ -272,7 +273,7 @@ mod tests {
         assert_eq!((goal.result(&results).1, count(&[goal], &results)), (GoalResult::Met, [1, 0, 0]));
         assert_eq!(goal.result(&Results::default()), (None, GoalResult::NotMeasured));
         assert!(
-            table(&[goal], &results).ends_with("| paper | what | at least 0.5 | 0.99 [0.99–0.99] | hit |")
+            table(&[goal], &results).ends_with("| what (paper) | at least 0.5 | 0.99 [0.99–0.99] | met |")
         );
     }
 }

@@ -27,7 +27,7 @@ impl<'a> Row<'a> {
                 experiments.find(|measured| measured.id == headline.entry && measured.failure.is_some());
             failed
                 .and_then(|measured| measured.failure.clone())
-                .unwrap_or_else(|| "not among what was run".to_owned())
+                .unwrap_or_else(|| "not measured in these runs".to_owned())
         };
         let result =
             PooledCase::find(results, headline.entry, headline.case).ok_or_else(missing).and_then(|case| {
@@ -109,7 +109,6 @@ pub fn readme_table(results: &Results) -> Option<String> {
         ("program", Align::Left),
         ("CPU over the best allocator", Align::Left),
         ("CPU over plain", Align::Left),
-        ("rate over plain", Align::Left),
         ("verdict", Align::Left),
     ]);
     for row in &chosen {
@@ -121,7 +120,6 @@ pub fn readme_table(results: &Results) -> Option<String> {
             row.headline.name.to_owned(),
             row.over_best().map_or_else(String::new, |(ratio, over)| format!("{ratio} {over}")),
             ratio_text(row.ratio(row.headline.side, Quantity::Cpu)),
-            ratio_text(row.ratio(row.headline.side, Quantity::Rate)),
             verdict,
         ]);
     }

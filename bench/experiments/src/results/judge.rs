@@ -86,7 +86,7 @@ pub fn insufficient_reason(case: &PooledCase<'_>, minimum: MinMeasurements) -> O
     let (rounds, processes) = (case.round_count(), case.process_count());
     case.obstacle().map(str::to_owned).or_else(|| match () {
         () if rounds < minimum.rounds => Some(format!(
-            "{}, {} more disturbed by others; {} are needed",
+            "{}, {} more were disturbed; {} are needed",
             format_count(rounds, "round", "rounds"),
             case.dropped_count(),
             minimum.rounds
@@ -159,7 +159,7 @@ mod tests {
             )
         };
         assert_eq!(why(&[0.9; 5]), None);
-        assert_eq!(why(&[0.9; 4]), Some("20 rounds, 3 more disturbed by others; 25 are needed".into()));
+        assert_eq!(why(&[0.9; 4]), Some("20 rounds, 3 more were disturbed; 25 are needed".into()));
         let mut few = case("get", "uncopy", &[0.9; 4]);
         few.rounds = 100;
         let results = results("x", &[vec![few]]);

@@ -45,23 +45,23 @@ fn entry_parser() -> PossibleValuesParser {
     entries().iter().map(|entry| entry.id).collect::<Vec<_>>().into()
 }
 
-/// All experiments beside what the papers say, as one page with a chart
+/// Run all experiments and write one page with a chart, beside the papers' results
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Take less than 10 minutes; figures too rough for conclusions
+    /// Take less than 10 minutes; the results are too rough for conclusions
     #[arg(long)]
     pub quick: bool,
-    /// Where to write results.md and, into results/ beside it, the chart, the tables of all experiments and
-    /// results.json. The runs that are there already are kept, and this one is shown beside them
+    /// Directory for results.md and, in results/, the chart, the tables and results.json. Earlier runs in it are kept
+    /// and shown beside this one
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
     /// Measure only these experiments
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = entry_parser())]
     pub only: Vec<String>,
-    /// Go on with the last run in DIR, which was interrupted: measure what has no figures
+    /// Continue the interrupted last run in DIR: measure the experiments without results
     #[arg(long)]
     pub resume: bool,
-    /// Measure nothing: write the pages of these results again
+    /// Do not measure: render the pages of these results again
     #[arg(long, value_name = "results.json", conflicts_with_all = ["quick", "only", "resume"])]
     pub from: Option<PathBuf>,
 }
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     let out = &arguments.out;
     let file = out.join(RESULTS_PATH);
     let beside = file.parent().unwrap_or(out);
-    std::fs::create_dir_all(beside).doing(format_args!("making {}", beside.display()))?;
+    std::fs::create_dir_all(beside).doing(format_args!("creating {}", beside.display()))?;
     let mut results = match &arguments.from {
         Some(path) => read(path)?,
         None if file.exists() => read(&file)?,
@@ -83,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     if arguments.from.is_none() {
         let started = run::new_run(arguments.quick);
         check_compatible(&results, &started).map_err(|failure| {
-            Failure::new(format!("{}: {failure}; choose another --out, or remove it", file.display()))
+            Failure::new(format!("{}: {failure}; choose another --out, or remove the file", file.display()))
         })?;
         if !arguments.resume || results.runs.is_empty() {
             results.runs.push(started);
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     if failed.is_empty() {
         return Ok(0);
     }
-    eprintln!("uncopy: no figures of {}; the pages say why", failed.join(", "));
+    eprintln!("uncopy: no results for {}; the pages have the reasons", failed.join(", "));
     Ok(STATUS_FAILED)
 }
 
@@ -106,11 +106,11 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
 fn check_compatible(results: &Results, started: &Run) -> Result<()> {
     match results.runs.last() {
         Some(last) if last.quick != started.quick => {
-            Err(Failure::new("its runs are of the other length (--quick)"))
+            Err(Failure::new("its runs and this one differ in --quick"))
         }
         Some(last) if last.tree != started.tree => Err(Failure::new(format!(
-            "its runs are of other sources (tree {})",
-            last.tree.as_deref().unwrap_or("not known")
+            "its runs measured other sources (tree {})",
+            last.tree.as_deref().unwrap_or("unknown")
         ))),
         _ => Ok(()),
     }

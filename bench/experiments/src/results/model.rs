@@ -151,11 +151,11 @@ impl Results {
     /// # Errors
     /// [`Failure`] with the defect of the file.
     pub fn parse(text: &str) -> Result<Self> {
-        let not_ours = |why: &str| Failure::new(format!("these are no results: {why}"));
+        let not_ours = |why: &str| Failure::new(format!("not a results file: {why}"));
         let value: Value = serde_json::from_str(text).map_err(|error| not_ours(&error.to_string()))?;
         if value["format"] != FORMAT || value["version"] != VERSION {
             return Err(not_ours(&format!(
-                "their form is {} {}; this uncopy reads \"{FORMAT}\" {VERSION}",
+                "its format is {} {}, but this program reads \"{FORMAT}\" {VERSION}",
                 value["format"], value["version"]
             )));
         }

@@ -44,7 +44,7 @@ pub const HEADLINES: [Headline; 25] = [
     own("echo 512 KiB, no copy", "copies", "echo 512 KiB, 0 copies"),
     own("echo 512 KiB, 5 copies", "copies", "echo 512 KiB, 5 copies"),
     own("echo 512 KiB, 12 copies", "copies", "echo 512 KiB, 12 copies"),
-    own("echo, relaying and reading by turns", "switching", "echo 256 KiB, 3 copies, switching every 5 s"),
+    own("echo, forwarding and reading in turn", "switching", "echo 256 KiB, 3 copies, switching every 5 s"),
     packaged("Redis", "Redis SET 256 KiB, AOF", "redis-set", "redis SET 256 KiB"),
     packaged("Redis", "Redis SET 1 MiB, AOF", "redis-set", "redis SET 1 MiB"),
     packaged("Redis", "Redis GET 64 KiB", "redis-get", "redis GET 64 KiB, no append-only file"),
@@ -86,7 +86,8 @@ pub const NOT_MEASURED: &[(&str, &str)] = &[
     ("zIO, Figure 15", "Icecast with buffers faulted in beforehand, on the kernel-bypass stack."),
     (
         "ZCopy, Figures 7 and 9, Table 1",
-        "Cycles inside the kernel and cache misses: no performance counters on the machines that this project is tested on.",
+        "Cycles in the kernel and cache misses: the machines of this project's tests have no performance \
+         counters.",
     ),
 ];
 

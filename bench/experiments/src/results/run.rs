@@ -56,7 +56,7 @@ pub fn run_all(
             measure_entry(entry, quick)
         } else {
             let minutes = limit.as_secs() / 60;
-            let why = format!("left out: {minutes} minutes had passed; --resume measures it");
+            let why = format!("skipped after {minutes} minutes; --resume measures it");
             ExperimentResult { failure: Some(why), ..empty_result(entry, quick) }
         };
         for (key, version) in &measured.versions {
@@ -118,7 +118,7 @@ fn measure_here(entry: &ReportEntry, words: &[String]) -> Result<ExperimentResul
     match command.run()? {
         Outcome::Report(figures) => Ok(collect::convert(entry.id, *figures)),
         Outcome::Status(status) => {
-            Err(Failure::new(format!("it gave no figures and ended with status {status}")))
+            Err(Failure::new(format!("it gave no results and exited with status {status}")))
         }
     }
 }
