@@ -222,7 +222,7 @@ fn gains_table(comparisons: &[Comparison]) -> String {
         ("CPU over uncopy", Right),
         ("rate over the best", Right),
         ("CPU over the best", Right),
-        ("which is", Left),
+        ("the best", Left),
     ]);
     for comparison in comparisons {
         let over = |other, metric| figures::ratio_cell(comparison.ratio_of(Side::Lanes, other, metric));

@@ -48,7 +48,7 @@ pub fn best_allocator_table(comparisons: &[Comparison]) -> String {
     let mut table = Table::new(&[
         ("CPU for each operation", Left),
         ("uncopy over the best", Right),
-        ("which is", Left),
+        ("the best", Left),
         ("verdict", Left),
         ("uncopy over plain", Right),
         ("heap only over plain", Right),

@@ -420,7 +420,7 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
     let columns: Vec<(&str, Side, Metric)> =
         std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, RATE)).chain([(cpu, last, CPU)]).collect();
     let headings = columns.iter().map(|(heading, ..)| (*heading, Align::Right));
-    let headings: Vec<_> = std::iter::once(("over what copies all", Align::Left)).chain(headings).collect();
+    let headings: Vec<_> = std::iter::once(("over all copied", Align::Left)).chain(headings).collect();
     let mut bars = Table::new(&headings);
     for comparison in comparisons {
         let over = |(_, side, metric): &(_, Side, Metric)| {
