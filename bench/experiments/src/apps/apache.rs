@@ -100,13 +100,13 @@ impl AppServer for Apache {
             };
             configure(address, directory, &modules, &content)
         })?;
-        let serving =
+        let loaded =
             LoadedServer::new(environment, APACHE.program, server, address, &self.documents, CONNECTIONS)?;
         // Apache at SIGTERM shuts down while its threads still work, and sometimes crashes, also without uncopy.
-        let serving = serving.with_stop_signal(Signal::WINCH);
+        let loaded = loaded.with_stop_signal(Signal::WINCH);
         Ok(Box::new(user.wrap(match origin {
-            Some(origin) => serving.with_backends(origin),
-            None => serving,
+            Some(origin) => loaded.with_backends(origin),
+            None => loaded,
         })))
     }
 }

@@ -72,8 +72,8 @@ impl AppServer for Proxy {
         };
         let (server, address) = environment
             .start_server(HAPROXY.program, |address, directory| haproxy.arguments(address, directory))?;
-        let serving =
+        let loaded =
             LoadedServer::new(environment, HAPROXY.program, server, address, &self.documents, CONNECTIONS)?;
-        Ok(Box::new(serving.with_backends(origin).with_stop_signal(Haproxy::STOP)))
+        Ok(Box::new(loaded.with_backends(origin).with_stop_signal(Haproxy::STOP)))
     }
 }

@@ -54,9 +54,9 @@ impl AppServer for Files {
             std::fs::write(&file, configuration).doing("writing lighttpd.conf")?;
             Ok(vec!["-D".into(), "-f".into(), file.into()])
         })?;
-        let serving =
+        let loaded =
             LoadedServer::new(environment, LIGHTTPD.program, server, address, &self.documents, CONNECTIONS)?;
         // At SIGTERM, lighttpd ends with status 1 if it has not noticed yet that its connections are closed.
-        Ok(Box::new(serving.with_stop_signal(Signal::INT)))
+        Ok(Box::new(loaded.with_stop_signal(Signal::INT)))
     }
 }

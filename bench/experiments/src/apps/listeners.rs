@@ -190,10 +190,10 @@ impl Listeners {
 
     /// Receives and compares the available bytes of all listeners.
     fn receive(&mut self) -> Result<()> {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut ready: Vec<PollFd<'_>> =
             self.listeners.iter().map(|listener| PollFd::new(&listener.stream, PollFlags::IN)).collect();
-        match poll(&mut ready, Some(&at_once)) {
+        match poll(&mut ready, Some(&no_wait)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Failure::while_doing("waiting for the stream", &error.into())),
         }

@@ -60,9 +60,9 @@ impl AppServer for Static {
                 format!("location / {{\nroot {root};\nsendfile {state};\noutput_buffers 2 64k;\n}}\n");
             Nginx { http: KEEP, server: &location, ..Nginx::default() }.arguments(address, directory)
         })?;
-        let serving =
+        let loaded =
             LoadedServer::new(environment, NGINX.program, server, address, &self.documents, CONNECTIONS)?;
-        Ok(Box::new(serving.with_stop_signal(Nginx::STOP)))
+        Ok(Box::new(loaded.with_stop_signal(Nginx::STOP)))
     }
 }
 
@@ -114,8 +114,8 @@ impl AppServer for Proxied {
         let nginx = Nginx { http: &http, server: location, ..Nginx::default() };
         let (server, address) = environment
             .start_server(NGINX.program, |address, directory| nginx.arguments(address, directory))?;
-        let serving =
+        let loaded =
             LoadedServer::new(environment, NGINX.program, server, address, &self.documents, CONNECTIONS)?;
-        Ok(Box::new(serving.with_backends(origin).with_stop_signal(Nginx::STOP)))
+        Ok(Box::new(loaded.with_backends(origin).with_stop_signal(Nginx::STOP)))
     }
 }

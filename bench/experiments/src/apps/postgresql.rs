@@ -96,16 +96,16 @@ impl AppServer for Documents {
                 initialise(directory)?;
                 service.arguments(address, directory)
             })?;
-        let place = if self.by_unix {
+        let server_place = if self.by_unix {
             Place::Unix(server.directory().join(format!(".s.PGSQL.{}", address.port())))
         } else {
             Place::Tcp(address)
         };
         // The server accepts connections before it can answer.
-        postgresql::prepare(&place, USER)?;
-        let open = move |number| Values::open(&place, USER, self.operation, self.size_bytes, number);
-        let serving = LoadedServer::with_clients(environment, server, CONNECTIONS, open)?
+        postgresql::prepare(&server_place, USER)?;
+        let open = move |number| Values::open(&server_place, USER, self.operation, self.size_bytes, number);
+        let loaded = LoadedServer::with_clients(environment, server, CONNECTIONS, open)?
             .with_stop_signal(Postgresql::STOP);
-        Ok(Box::new(user.wrap(serving)))
+        Ok(Box::new(user.wrap(loaded)))
     }
 }

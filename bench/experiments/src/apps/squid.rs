@@ -51,9 +51,9 @@ impl AppServer for Cache {
         let (server, address) = user.start_server(SQUID.program, Duration::ZERO, |address, directory| {
             configure(address, directory, &origin)
         })?;
-        let serving =
+        let loaded =
             LoadedServer::new(environment, SQUID.program, server, address, &self.documents, CONNECTIONS)?;
-        Ok(Box::new(user.wrap(serving.with_backends(origin))))
+        Ok(Box::new(user.wrap(loaded.with_backends(origin))))
     }
 }
 

@@ -50,8 +50,8 @@ impl AppServer for Cache {
         };
         let (server, address) = environment
             .start_server(VARNISH.program, |address, directory| varnish.arguments(address, directory))?;
-        let serving =
+        let loaded =
             LoadedServer::new(environment, VARNISH.program, server, address, &self.documents, CONNECTIONS)?;
-        Ok(Box::new(serving.with_backends(origin)))
+        Ok(Box::new(loaded.with_backends(origin)))
     }
 }

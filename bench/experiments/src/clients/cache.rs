@@ -297,16 +297,16 @@ impl Connection {
         let (key, version) = self.keys[index];
         let head = work.content.head(key);
         let value = work.content.value(key, version);
-        let whole = head.len() + value.len() + TAIL.len();
+        let total_bytes = head.len() + value.len() + TAIL.len();
         let answer = match &mut self.socket {
             Socket::Tcp(stream) => {
-                receive_exactly(stream, &mut buffer[..whole])?;
-                &buffer[..whole]
+                receive_exactly(stream, &mut buffer[..total_bytes])?;
+                &buffer[..total_bytes]
             }
             Socket::Udp(_) => {
                 self.receive_frame(key, buffer, lost_answers)?;
                 let answer = &buffer[FRAME_BYTES..];
-                &answer[..whole.min(answer.len())]
+                &answer[..total_bytes.min(answer.len())]
             }
         };
         let received = Instant::now();

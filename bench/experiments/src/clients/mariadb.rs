@@ -76,9 +76,9 @@ impl Connection {
     }
 
     fn send(&mut self, parts: &[&[u8]]) -> Result<()> {
-        let whole: usize = parts.iter().map(|part| part.len()).sum();
-        if whole < PART_BYTES {
-            let head = self.head(whole);
+        let total_bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if total_bytes < PART_BYTES {
+            let head = self.head(total_bytes);
             let parts: Vec<&[u8]> = std::iter::once(&head[..]).chain(parts.iter().copied()).collect();
             return self.stream.send(&parts);
         }

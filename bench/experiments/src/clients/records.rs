@@ -3,7 +3,7 @@
 //!
 //! A value is a stamp (its key and version) and bytes that follow from them. Only one client at a time
 //! sets a key, so the server sees its versions in ascending order. Invariant, for each read:
-//! `version set before the request ≤ version read ≤ version begun before the answer`.
+//! `version set before the request ≤ version read ≤ version last_begun before the answer`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,9 +92,9 @@ impl Zipfian {
     #[must_use]
     pub fn new(count: u64) -> Self {
         let zeta = |count: u64| (1..=count).map(|number| (number as f64).powf(-THETA)).sum::<f64>();
-        let whole = zeta(count);
-        let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / whole);
-        Self { count, zeta: whole, alpha: 1.0 / (1.0 - THETA), eta }
+        let zeta_all = zeta(count);
+        let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / zeta_all);
+        Self { count, zeta: zeta_all, alpha: 1.0 / (1.0 - THETA), eta }
     }
 
     /// Draws a number with `random`.
@@ -164,7 +164,7 @@ struct Record {
     /// Held while a client sets the record.
     setting: Mutex<()>,
     /// Last version whose SET was begun.
-    begun: AtomicU64,
+    last_begun: AtomicU64,
     /// Last version for which a SET was answered.
     set: AtomicU64,
 }
@@ -216,7 +216,7 @@ impl Records {
     fn update(&self, connection: &mut Connection, key: u64) -> Result<Exchange> {
         let record = self.record(key)?;
         let _setting = record.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        let version = record.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let version = record.last_begun.fetch_add(1, Ordering::SeqCst) + 1;
         let (stamp, rest) = self.values.parts(key, version, self.len_bytes);
         let sent = Instant::now();
         connection.set_parts(&Self::name(key), &[&stamp, rest])?;
@@ -232,7 +232,7 @@ impl Records {
         let sent = Instant::now();
         let found = connection.get_into(&Self::name(key), value)?;
         let received = Instant::now();
-        let newest = record.begun.load(Ordering::SeqCst);
+        let newest = record.last_begun.load(Ordering::SeqCst);
         if !found {
             return Err(Failure::new(format!("the server has no value for key {key}")));
         }

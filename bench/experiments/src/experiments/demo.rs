@@ -426,8 +426,8 @@ mod tests {
             "{text}"
         );
         // The interval is wide because of rounds that were not dropped, too.
-        let wild = [0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5];
-        assert!(rendered(vec![compared("echo", &wild, 3)]).contains("No conclusion"));
+        let noisy = [0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5];
+        assert!(rendered(vec![compared("echo", &noisy, 3)]).contains("No conclusion"));
     }
 
     #[test]

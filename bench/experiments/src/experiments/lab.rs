@@ -345,12 +345,12 @@ fn findings(comparison: &Comparison) -> Vec<(&'static str, Value)> {
 
 /// Plots the times by server.
 fn plot(comparison: &Comparison) -> Plot {
-    let point = |(name, metric, place, side): (&str, Metric, f64, Side)| {
-        Some((name.to_owned(), place, comparison.figure(side, metric)?))
+    let point = |(name, metric, position, side): (&str, Metric, f64, Side)| {
+        Some((name.to_owned(), position, comparison.figure(side, metric)?))
     };
-    let places = SIDES.iter().zip([0.0, 1.0, 2.0]);
-    let points = places.flat_map(|((_, side, _), place)| {
-        [("time", TIME), ("server CPU", CPU)].map(|(name, metric)| (name, metric, place, *side))
+    let positions = SIDES.iter().zip([0.0, 1.0, 2.0]);
+    let points = positions.flat_map(|((_, side, _), position)| {
+        [("time", TIME), ("server CPU", CPU)].map(|(name, metric)| (name, metric, position, *side))
     });
     let x = ("server", Scale::Words(SIDES.map(|(name, ..)| name.to_owned()).to_vec()));
     Plot::of(&format!("Fetching a {}", comparison.title()), x, "seconds", points.filter_map(point))

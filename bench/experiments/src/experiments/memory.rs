@@ -137,10 +137,10 @@ pub fn measure(
     let mut comparison = Comparison::new(title, 0, &SIDES);
     let mut all = Vec::new();
     for process in 0..options.processes {
-        let mut tell =
+        let mut report_percent =
             |percent| progress.report_percent(title, (process * 100 + percent) / options.processes);
         let (snapshots, process_samples) =
-            match run_process(launcher, programs, options, process as u64, &mut tell) {
+            match run_process(launcher, programs, options, process as u64, &mut report_percent) {
                 Ok(found) => found,
                 Err(failure) => {
                     comparison.fail(&failure);
@@ -187,7 +187,7 @@ fn run_process(
     programs: &Programs,
     options: &Memory,
     seed: u64,
-    tell: &mut dyn FnMut(usize),
+    report_percent: &mut dyn FnMut(usize),
 ) -> Result<(Vec<MemorySnapshot>, Vec<Sample>)> {
     let server = |side: &Side| {
         let redis = RedisServer::start(launcher, *side, programs.path(REDIS.program)?)?;
@@ -234,7 +234,9 @@ fn run_process(
                 live_bytes: alive.iter().map(|(_, len_bytes)| *len_bytes as u64).sum(),
                 resident_bytes: servers.iter_mut().map(resident).collect::<Result<_>>()?,
             });
-            tell(((elapsed.as_secs_f64() / options.share().as_secs_f64() * 100.0) as usize).min(100));
+            report_percent(
+                ((elapsed.as_secs_f64() / options.share().as_secs_f64() * 100.0) as usize).min(100),
+            );
         }
         if ended {
             break;

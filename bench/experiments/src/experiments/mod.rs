@@ -96,10 +96,11 @@ commands! {
 /// Returns the report's entries in order: by position, those over other networks than the loopback device last.
 #[must_use]
 pub fn entries() -> Vec<&'static ReportEntry> {
-    let places = ENTRIES.iter().flat_map(|(place, entries)| entries.iter().map(move |entry| (*place, entry)));
-    let mut places: Vec<(u8, &ReportEntry)> = places.collect();
-    places.sort_by_key(|(place, entry)| (entry.network.is_some(), *place));
-    places.into_iter().map(|(_, entry)| entry).collect()
+    let positioned =
+        ENTRIES.iter().flat_map(|(position, entries)| entries.iter().map(move |entry| (*position, entry)));
+    let mut positioned: Vec<(u8, &ReportEntry)> = positioned.collect();
+    positioned.sort_by_key(|(position, entry)| (entry.network.is_some(), *position));
+    positioned.into_iter().map(|(_, entry)| entry).collect()
 }
 
 #[cfg(test)]

@@ -95,8 +95,8 @@ impl Experiment for Small {
         run_with_noise_reduction(&self.common, |launcher, progress| {
             let (mut own, mut servers) = (Vec::new(), Vec::new());
             for row in &self.only {
-                let mut server = |needs: &[Package], points: &[Point]| {
-                    servers.extend(self.measure_server(launcher, needs, points, progress));
+                let mut server = |packages: &[Package], points: &[Point]| {
+                    servers.extend(self.measure_server(launcher, packages, points, progress));
                 };
                 match row {
                     Row::Memcached => server(memcached::TCP.packages, &smallest(&memcached::TCP)),
@@ -155,12 +155,12 @@ impl Small {
     fn measure_server(
         &self,
         launcher: &Launcher,
-        needs: &[Package],
+        packages: &[Package],
         points: &[Point],
         progress: &mut Progress,
     ) -> Vec<Comparison> {
         let slices = self.slicing.slices(&[Side::Uncopy]);
-        match Programs::find(needs) {
+        match Programs::find(packages) {
             Ok(programs) => {
                 measure::measure_points(launcher, &programs, points, Scheme::Slices, &slices, progress)
             }

@@ -201,8 +201,8 @@ fn receive(buffer: &Buffer, bytes: &[u8]) -> Result<()> {
     // SAFETY: read(2) writes at most `bytes.len()` bytes; the caller allocated `buffer` with that length, and
     // no reference to its contents exists.
     let got = unsafe { libc::read(file.as_raw_fd(), buffer.start(), bytes.len()) };
-    let whole = [written, got].iter().all(|count| usize::try_from(*count) == Ok(bytes.len()));
-    if whole { Ok(()) } else { Err(io::Error::last_os_error()).doing("reading the source") }
+    let is_complete = [written, got].iter().all(|count| usize::try_from(*count) == Ok(bytes.len()));
+    if is_complete { Ok(()) } else { Err(io::Error::last_os_error()).doing("reading the source") }
 }
 
 fn sample(launcher: &Launcher, side: Side, views: usize, calls: u64) -> Result<Sample> {

@@ -36,21 +36,21 @@ mod tests {
     #[test]
     fn every_byte_and_its_offset_count() {
         let bytes = Random::new(3).bytes(75);
-        let whole = of(&bytes);
-        assert_eq!(of(&bytes.clone()), whole);
+        let original = of(&bytes);
+        assert_eq!(of(&bytes.clone()), original);
         for at in 0..bytes.len() {
             let mut wrong = bytes.clone();
             wrong[at] ^= 1;
-            assert_ne!(of(&wrong), whole, "byte {at}");
-            assert_ne!(of(&bytes[..at]), whole, "{at} bytes");
+            assert_ne!(of(&wrong), original, "byte {at}");
+            assert_ne!(of(&bytes[..at]), original, "{at} bytes");
         }
         for at in 1..bytes.len() {
             let mut swapped = bytes.clone();
             swapped.swap(at - 1, at);
-            assert!(swapped == bytes || of(&swapped) != whole, "bytes {at} and before");
+            assert!(swapped == bytes || of(&swapped) != original, "bytes {at} and before");
         }
         let partials = [&bytes[8..16], &bytes[..8], &bytes[16..]].concat();
-        assert_ne!(of(&partials), whole);
+        assert_ne!(of(&partials), original);
         assert_ne!(of(&[]), of(&[0]));
     }
 }

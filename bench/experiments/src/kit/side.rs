@@ -347,9 +347,9 @@ impl Launcher {
         if !launcher.uncopy_path.is_file() {
             let named = std::env::var_os(EXE_VARIABLE).filter(|path| !path.is_empty());
             launcher.uncopy_path = named.map(PathBuf::from).ok_or_else(|| {
-                let beside = launcher.uncopy_path.display();
+                let missing_path = launcher.uncopy_path.display();
                 Failure::new(format!(
-                    "{beside} is missing; build it with make bench, or set {EXE_VARIABLE} to the path of uncopy"
+                    "{missing_path} is missing; build it with make bench, or set {EXE_VARIABLE} to the path of uncopy"
                 ))
             })?;
         }

@@ -164,9 +164,9 @@ impl SideServer<'_> {
 
     /// Returns the processor time of processes beside the server, ns; `None` if there are none.
     fn service_cpu_ns(&self) -> Option<u64> {
-        let beside = self.running_server.service_pids();
-        let of = |(pid, ns): &(Pid, u64)| if beside.contains(pid) { *ns } else { 0 };
-        (!beside.is_empty()).then(|| self.processes.iter().map(of).sum())
+        let service_pids = self.running_server.service_pids();
+        let of = |(pid, ns): &(Pid, u64)| if service_pids.contains(pid) { *ns } else { 0 };
+        (!service_pids.is_empty()).then(|| self.processes.iter().map(of).sum())
     }
 }
 
@@ -282,8 +282,8 @@ impl GenerationRun<'_> {
     ) -> Result<Round> {
         let processors = processors::available().len();
         // A round with pauses takes long enough for the processors to change their distance.
-        let tells_distance = !self.slices.keep_disturbed && self.slices.pause.is_zero();
-        let distance = tells_distance.then(distance::measure_now).flatten();
+        let measures_distance = !self.slices.keep_disturbed && self.slices.pause.is_zero();
+        let distance = measures_distance.then(distance::measure_now).flatten();
         let mut before = subjects.iter_mut().map(SideServer::cpu_ns).collect::<Result<Vec<_>>>()?;
         let services = subjects.iter().map(SideServer::service_cpu_ns).collect::<Vec<_>>();
         let mut loads = vec![None; subjects.len()];
@@ -313,7 +313,7 @@ impl GenerationRun<'_> {
                 }
             }
         }
-        let after = tells_distance.then(distance::measure_now).flatten();
+        let after = measures_distance.then(distance::measure_now).flatten();
         if !distance::is_same(distance, after) {
             drop_reason.get_or_insert_with(|| "the host moved this machine's processors".to_owned());
         }
@@ -368,14 +368,14 @@ impl GenerationRun<'_> {
     /// True if these rounds are as precise as those of one process need to be.
     #[expect(clippy::cast_precision_loss, reason = "few processes")]
     fn is_precise_enough(&self, generation: &Generation) -> bool {
-        let mut alone = self.comparison.without_samples();
+        let mut single = self.comparison.without_samples();
         let verified = Sample { verified_bytes: Some(1), ..Sample::default() };
         let process_samples = vec![verified; self.comparison.sides().len()];
-        alone.add(Generation { rounds: generation.rounds.clone(), process_samples });
+        single.add(Generation { rounds: generation.rounds.clone(), process_samples });
         // The mean over `processes` processes is known more precisely than a single one.
         let precision = Comparison::PRECISION * (self.slices.processes as f64).sqrt();
-        alone.round_count() >= self.slices.rounds.div_ceil(self.slices.processes)
-            && [RATE, CPU].into_iter().all(|metric| alone.is_precise_to(precision, metric))
+        single.round_count() >= self.slices.rounds.div_ceil(self.slices.processes)
+            && [RATE, CPU].into_iter().all(|metric| single.is_precise_to(precision, metric))
     }
 
     fn report_progress(&mut self, generation: &Generation) {

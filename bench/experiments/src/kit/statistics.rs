@@ -86,17 +86,18 @@ impl Interval {
     #[must_use]
     pub fn over_best(rivals: &[Rival]) -> Option<Self> {
         let processes = rivals.first()?.costs.len();
-        let is_whole = |rival: &Rival| rival.costs.len() == processes && rival.ratios.len() == processes;
-        if processes < Self::MIN_PROCESSES_FOR_BEST || !rivals.iter().all(is_whole) {
+        let is_complete = |rival: &Rival| rival.costs.len() == processes && rival.ratios.len() == processes;
+        if processes < Self::MIN_PROCESSES_FOR_BEST || !rivals.iter().all(is_complete) {
             return None;
         }
-        let elsewhere = |rival: &Rival, at: usize| {
+        let cost_in_others = |rival: &Rival, at: usize| {
             let others = rival.costs.iter().enumerate().filter(|(other, _)| *other != at);
             others.map(|(_, cost)| cost.ln()).sum::<f64>()
         };
         let of_process = |at: usize| {
-            let best =
-                rivals.iter().min_by(|one, other| elsewhere(one, at).total_cmp(&elsewhere(other, at)))?;
+            let best = rivals
+                .iter()
+                .min_by(|one, other| cost_in_others(one, at).total_cmp(&cost_in_others(other, at)))?;
             Some(vec![best.ratios[at]])
         };
         let picked = Self::of_ratios(&(0..processes).map(of_process).collect::<Option<Vec<_>>>()?)?;

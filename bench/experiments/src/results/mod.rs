@@ -73,8 +73,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<u8> {
     let out = &arguments.out;
     let file = out.join(RESULTS_PATH);
-    let beside = file.parent().unwrap_or(out);
-    std::fs::create_dir_all(beside).doing(format_args!("creating {}", beside.display()))?;
+    let directory = file.parent().unwrap_or(out);
+    std::fs::create_dir_all(directory).doing(format_args!("creating {}", directory.display()))?;
     let mut results = match &arguments.from {
         Some(path) => read(path)?,
         None if file.exists() => read(&file)?,

@@ -151,15 +151,15 @@ impl Results {
     /// # Errors
     /// [`Failure`] with the defect of the file.
     pub fn parse(text: &str) -> Result<Self> {
-        let not_ours = |why: &str| Failure::new(format!("not a results file: {why}"));
-        let value: Value = serde_json::from_str(text).map_err(|error| not_ours(&error.to_string()))?;
+        let invalid = |why: &str| Failure::new(format!("not a results file: {why}"));
+        let value: Value = serde_json::from_str(text).map_err(|error| invalid(&error.to_string()))?;
         if value["format"] != FORMAT || value["version"] != VERSION {
-            return Err(not_ours(&format!(
+            return Err(invalid(&format!(
                 "its format is {} {}, but this program reads \"{FORMAT}\" {VERSION}",
                 value["format"], value["version"]
             )));
         }
-        serde_json::from_value(value).map_err(|error| not_ours(&error.to_string()))
+        serde_json::from_value(value).map_err(|error| invalid(&error.to_string()))
     }
 
     /// Returns the text of the file.

@@ -172,11 +172,11 @@ fn noise_controls(results: &Results, rows: &[Row<'_>]) -> String {
         let ratio = case.ratio(Side::PlainAgain.name(), Quantity::Cpu, PLAIN)?;
         Some((ratio, Verdict::of(ratio, case.round_count())))
     };
-    let beside: Vec<(Interval, Verdict)> = all_cases(results)
+    let plain_pairs: Vec<(Interval, Verdict)> = all_cases(results)
         .iter()
         .filter_map(|(id, title)| again(&PooledCase::find(results, id, title)?))
         .collect();
-    let differing: Vec<String> = beside
+    let differing: Vec<String> = plain_pairs
         .iter()
         .filter(|(_, verdict)| verdict.is_difference())
         .map(|(ratio, _)| ratio.to_string())
@@ -191,14 +191,14 @@ fn noise_controls(results: &Results, rows: &[Row<'_>]) -> String {
         known.iter().map(|case| case.dropped_count()).sum::<usize>(),
         expected_false_differences(judged)
     );
-    if !beside.is_empty() {
-        let medians: Vec<f64> = beside.iter().map(|(ratio, _)| ratio.median).collect();
+    if !plain_pairs.is_empty() {
+        let medians: Vec<f64> = plain_pairs.iter().map(|(ratio, _)| ratio.median).collect();
         let all = Interval::of(&medians)
             .map_or_else(String::new, |all| format!(", and the median of their ratios is {all}"));
         let _ = write!(
             words,
             " All experiments compare plain with itself in {} cases{all}. {} of these cases show a difference{}.",
-            beside.len(),
+            plain_pairs.len(),
             differing.len(),
             if differing.is_empty() { String::new() } else { format!(" ({})", differing.join(", ")) }
         );
@@ -390,9 +390,9 @@ mod tests {
         for headline in HEADLINES {
             assert!(page.contains(headline.name), "{page}");
         }
-        let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} in {page}"));
-        assert!(place("| Redis GET 256 KiB |") < place("| Redis GET 64 KiB |"));
-        assert!(place("| Redis GET 64 KiB |") < place("- Redis GET 1 MiB: 20 rounds, "));
+        let position = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} in {page}"));
+        assert!(position("| Redis GET 256 KiB |") < position("| Redis GET 64 KiB |"));
+        assert!(position("| Redis GET 64 KiB |") < position("- Redis GET 1 MiB: 20 rounds, "));
         assert!(page.contains("1.38 mimalloc<br>[") && page.contains("| 10 % | 300, 300 |"), "{page}");
         assert!(page.contains("**Redis GET 256 KiB**: 1.38 [") && page.contains("tree abc123 "), "{page}");
         assert!(page.contains("6.18 &lt;x>") && page.contains("](results/chart.svg)"), "{page}");

@@ -17,8 +17,8 @@ impl<'a> PooledCase<'a> {
         let experiments = results.runs.iter().flat_map(|run| &run.experiments);
         let cases = experiments.filter(|measured| measured.id == id).flat_map(|measured| &measured.cases);
         let all: Vec<&Case> = cases.filter(|case| case.title == title).collect();
-        let whole: Vec<&Case> = all.iter().copied().filter(|case| case.obstacle.is_none()).collect();
-        let found = if whole.is_empty() { all } else { whole };
+        let complete: Vec<&Case> = all.iter().copied().filter(|case| case.obstacle.is_none()).collect();
+        let found = if complete.is_empty() { all } else { complete };
         (!found.is_empty()).then_some(Self(found))
     }
 
@@ -110,12 +110,12 @@ impl<'a> PooledCase<'a> {
             self.by_process(side, Quantity::Cpu, over).map(|interval| interval.median).collect()
         };
         let over_plain = medians(side, plain);
-        let nothing = Rival { costs: vec![1.0; over_plain.len()], ratios: over_plain };
+        let plain_rival = Rival { costs: vec![1.0; over_plain.len()], ratios: over_plain };
         let rival =
             |rival: &Side| Rival { costs: medians(rival.name(), plain), ratios: medians(side, rival.name()) };
         let is_measured = |rival: &Rival| !rival.costs.is_empty();
         let rivals = RIVALS.iter().map(rival).filter(is_measured);
-        Interval::over_best(&std::iter::once(nothing).chain(rivals).collect::<Vec<_>>())
+        Interval::over_best(&std::iter::once(plain_rival).chain(rivals).collect::<Vec<_>>())
             .or_else(|| self.ratio(side, Quantity::Cpu, best))
     }
 }

@@ -100,9 +100,9 @@ fn empty_result(entry: &ReportEntry, quick: bool) -> ExperimentResult {
 fn measure_entry(entry: &ReportEntry, quick: bool) -> ExperimentResult {
     let begin = Instant::now();
     let result = empty_result(entry, quick);
-    let elsewhere = entry.network.is_some_and(|network| network != network::current().name());
+    let needs_other_network = entry.network.is_some_and(|network| network != network::current().name());
     let measured =
-        if elsewhere { measure_in_child(entry, quick) } else { measure_here(entry, &result.words) };
+        if needs_other_network { measure_in_child(entry, quick) } else { measure_here(entry, &result.words) };
     let measured = measured.unwrap_or_else(|failure| ExperimentResult {
         failure: Some(failure.to_string()),
         ..ExperimentResult::default()

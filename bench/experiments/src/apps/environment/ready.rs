@@ -19,15 +19,19 @@ pub fn wait_until_listening(mut server: Server, address: SocketAddr) -> Result<S
     Ok(server)
 }
 
-/// Waits as [`wait_until_listening`] does, but leaves the server without connections for `alone` after it began to
+/// Waits as [`wait_until_listening`] does, but leaves the server without connections for `undisturbed_time` after it began to
 /// listen.
 ///
 /// # Errors
 /// As [`wait_until_listening`].
-pub fn wait_undisturbed(mut server: Server, address: SocketAddr, alone: Duration) -> Result<Server> {
-    if !alone.is_zero() {
+pub fn wait_undisturbed(
+    mut server: Server,
+    address: SocketAddr,
+    undisturbed_time: Duration,
+) -> Result<Server> {
+    if !undisturbed_time.is_zero() {
         server.wait_until("listen", |server| is_listening(server.pid(), address))?;
-        std::thread::sleep(alone);
+        std::thread::sleep(undisturbed_time);
     }
     wait_until_listening(server, address)
 }

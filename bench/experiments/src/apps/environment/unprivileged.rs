@@ -110,7 +110,7 @@ impl<'a> Unprivileged<'a> {
         process::run(command, name, HELPER_TIMEOUT)?.success(name).map(drop)
     }
 
-    /// Starts a server as [`Environment::start_server`] does, without a connection for `alone` after it began to
+    /// Starts a server as [`Environment::start_server`] does, without a connection for `undisturbed_time` after it began to
     /// listen.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl<'a> Unprivileged<'a> {
     pub fn start_server(
         &self,
         name: &str,
-        alone: Duration,
+        undisturbed_time: Duration,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
         on_free_port(self.environment.stack, |address| {
@@ -132,7 +132,7 @@ impl<'a> Unprivileged<'a> {
             let command = environment.command(name, &arguments(address, directory.path())?)?;
             let mut command = self.as_user(command, directory.path())?;
             bind_command(&mut command, environment.processors.map(|(ours, _)| ours));
-            wait_undisturbed(environment.start(command, name, directory)?, address, alone)
+            wait_undisturbed(environment.start(command, name, directory)?, address, undisturbed_time)
         })
     }
 
@@ -206,19 +206,19 @@ fn executable_by_all(program: &Path, directory: &Path) -> Result<PathBuf> {
     let what = || format!("copying {} to a place where the user nobody can execute it", program.display());
     std::fs::create_dir_all(&home).doing(what())?;
     std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o755)).doing(what())?;
-    let place = |file: &Path| -> Result<PathBuf> {
+    let copy_file = |file: &Path| -> Result<PathBuf> {
         let copy = home.join(file.file_name().unwrap_or(OsStr::new("program")));
         std::fs::copy(file, &copy).doing(what())?;
         std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).doing(what())?;
         Ok(copy)
     };
-    let beside = program.with_file_name(LIBRARY);
+    let sibling = program.with_file_name(LIBRARY);
     let prefix = program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib"));
     let libraries = prefix.into_iter().flat_map(|lib| [lib.join("uncopy").join(LIBRARY), lib.join(LIBRARY)]);
-    if let Some(library) = std::iter::once(beside).chain(libraries).find(|path| path.is_file()) {
-        place(&library)?;
+    if let Some(library) = std::iter::once(sibling).chain(libraries).find(|path| path.is_file()) {
+        copy_file(&library)?;
     }
-    place(program)
+    copy_file(program)
 }
 
 #[cfg(test)]

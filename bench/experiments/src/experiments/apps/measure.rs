@@ -88,8 +88,9 @@ pub fn measure_points(
                 });
             }
             Scheme::Runs => {
-                Rounds::exactly(slices.processes)
-                    .run_one(&mut comparison, progress, |side, _| whole_run(launcher, side, programs, point))
+                Rounds::exactly(slices.processes).run_one(&mut comparison, progress, |side, _| {
+                    measure_once(launcher, side, programs, point)
+                })
             }
         }
         comparison
@@ -118,22 +119,22 @@ fn start<'a>(
 
 /// Starts a server for `point` alone under `side`, and loads it once.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn whole_run(launcher: &Launcher, side: Side, programs: &Programs, point: &Point) -> Result<Sample> {
+fn measure_once(launcher: &Launcher, side: Side, programs: &Programs, point: &Point) -> Result<Sample> {
     let mut running = start(launcher, side, programs, point)?;
     let mut measured = || {
         let prepared_bytes = running.warm_up(RUN_TIME)?;
-        let (own_ns, beside_ns) = cpu_ns(running.as_mut())?;
+        let (own_before_ns, services_before_ns) = cpu_ns(running.as_mut())?;
         let load = running.load(RUN_TIME)?;
-        let (own, beside) = cpu_ns(running.as_mut())?;
+        let (own_ns, services_ns) = cpu_ns(running.as_mut())?;
         let each_us = |ns: u64| ns as f64 / 1e3 / load.exchanges as f64;
-        let beside_us =
-            (!running.service_pids().is_empty()).then(|| each_us(beside.saturating_sub(beside_ns)));
+        let services_us = (!running.service_pids().is_empty())
+            .then(|| each_us(services_ns.saturating_sub(services_before_ns)));
         let resident_bytes = running.server().process().resident_bytes()?;
         let verified_bytes = prepared_bytes + load.verified_bytes + running.verify()?;
         Ok(Sample {
             operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
-            cpu_us: Some(each_us(own.saturating_sub(own_ns)) + beside_us.unwrap_or(0.0)),
-            service_cpu_us: beside_us,
+            cpu_us: Some(each_us(own_ns.saturating_sub(own_before_ns)) + services_us.unwrap_or(0.0)),
+            service_cpu_us: services_us,
             resident_bytes: Some(resident_bytes as f64),
             verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
             ..Sample::default()
@@ -153,8 +154,9 @@ fn whole_run(launcher: &Launcher, side: Side, programs: &Programs, point: &Point
 /// Returns the processor time of all processes of the server, and of its helpers, ns.
 fn cpu_ns(running: &mut (dyn RunningServer + '_)) -> Result<(u64, u64)> {
     let doing = "reading the server's processor time";
-    let beside = running.service_pids().into_iter().map(descendants::cpu_ns).sum::<std::io::Result<u64>>();
-    Ok((descendants::cpu_ns(running.server().pid()).doing(doing)?, beside.doing(doing)?))
+    let services_ns =
+        running.service_pids().into_iter().map(descendants::cpu_ns).sum::<std::io::Result<u64>>();
+    Ok((descendants::cpu_ns(running.server().pid()).doing(doing)?, services_ns.doing(doing)?))
 }
 
 /// Loads each case's last point once for `duration` under `uncopy profile`, which writes `directory/CASE.json`.

@@ -96,14 +96,18 @@ impl CommandCost {
     /// getrusage(2) in user mode and in the kernel.
     #[expect(clippy::cast_precision_loss, reason = "a few processors")]
     fn seconds(&self) -> (f64, f64, [f64; 2]) {
-        let whole = self.soaked.elapsed.as_secs_f64() * self.processors as f64;
-        (self.load_fraction * whole, self.soaked.others * whole, self.rusage.map(|time| time.as_secs_f64()))
+        let all_processors_s = self.soaked.elapsed.as_secs_f64() * self.processors as f64;
+        (
+            self.load_fraction * all_processors_s,
+            self.soaked.others * all_processors_s,
+            self.rusage.map(|time| time.as_secs_f64()),
+        )
     }
 
     /// Renders the result as a few lines of text.
     #[must_use]
     pub fn render(&self, machine: &Machine) -> String {
-        let (taken, others, [user, system]) = self.seconds();
+        let (load_s, others, [user, system]) = self.seconds();
         let seen = user + system;
         let calibration = self.calibration.render(self.processors);
         if self.calibration.is_invalid() {
@@ -118,11 +122,11 @@ impl CommandCost {
                 self.exit_status(),
             );
         }
-        let part = |seconds: f64| if taken > 0.0 { seconds / taken * 100.0 } else { f64::NAN };
+        let part = |seconds: f64| if load_s > 0.0 { seconds / load_s * 100.0 } else { f64::NAN };
         format!(
             "{}\n\
              {}: {:.3} s, exit status {}\n\
-             load: {:.2} % of the machine, {taken:.3} s of the time of {} processors\n\
+             load: {:.2} % of the machine, {load_s:.3} s of the time of {} processors\n\
              getrusage: {seen:.3} s ({user:.3} s user, {system:.3} s system), {:.0} % of the load\n\
              not in getrusage: {:.3} s, of which {:.3} s are kernel threads and other programs, {:.3} s \
              interrupts and cache misses\n\
@@ -134,9 +138,9 @@ impl CommandCost {
             self.load_fraction * 100.0,
             self.processors,
             part(seen),
-            taken - seen,
+            load_s - seen,
             others - seen,
-            taken - others,
+            load_s - others,
             calibration,
         )
     }
@@ -144,7 +148,7 @@ impl CommandCost {
     /// Returns the result as JSON.
     #[must_use]
     pub fn to_json(&self, machine: &Machine) -> Value {
-        let (taken, others, [user, system]) = self.seconds();
+        let (load_s, others, [user, system]) = self.seconds();
         let shown = |figure: f64| Some(figure).filter(|_| !self.calibration.is_invalid());
         json!({
             "schema": uncopy_core::schema::BENCH,
@@ -153,11 +157,11 @@ impl CommandCost {
             "exit_status": self.exit_status(),
             "elapsed_s": self.soaked.elapsed.as_secs_f64(),
             "machine_load_percent": shown(self.load_fraction * 100.0),
-            "machine_s": shown(taken),
+            "machine_s": shown(load_s),
             "getrusage_user_s": user,
             "getrusage_system_s": system,
             "other_tasks_s": shown(others - user - system),
-            "interrupts_s": shown(taken - others),
+            "interrupts_s": shown(load_s - others),
             "calibration": self.calibration.to_json(self.processors),
         })
     }

@@ -123,14 +123,14 @@ impl Load {
             return Err(Failure::new("--network and --svg cannot be used with a command"));
         }
         let launcher = prepare_experiment()?;
-        let taken = command::measure(&launcher, &self.command, self.lines, self.seconds)?;
+        let cost = command::measure(&launcher, &self.command, self.lines, self.seconds)?;
         let machine = Machine::describe();
         if self.common.json {
-            eprintln!("{:#}", taken.to_json(&machine));
+            eprintln!("{:#}", cost.to_json(&machine));
         } else {
-            eprint!("{}", taken.render(&machine));
+            eprint!("{}", cost.render(&machine));
         }
-        Ok(taken.exit_status())
+        Ok(cost.exit_status())
     }
 }
 
@@ -169,9 +169,9 @@ fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> Resu
     };
     bench.corpus.write(bench.directory.path())?;
     let sides = options.sides();
-    let mut held = Vec::new();
-    for asked in &options.rates {
-        held.push(bench.sustained_rate(*asked as f64, &sides, progress));
+    let mut sustained = Vec::new();
+    for requested in &options.rates {
+        sustained.push(bench.sustained_rate(*requested as f64, &sides, progress));
     }
     let mut soakers = Soakers::start(launcher, options.lines)?;
     let calibration = (options.seconds / CALIBRATION_DIVISOR).max(MIN_CALIBRATION);
@@ -179,17 +179,17 @@ fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> Resu
     std::thread::sleep(MIN_CALIBRATION);
     let mut before = soakers.calibrate(calibration)?;
     let mut comparisons = Vec::new();
-    for (asked, held) in options.rates.iter().zip(&held) {
+    for (requested, sustained) in options.rates.iter().zip(&sustained) {
         let mut comparison =
-            Comparison::new(title(*asked as f64, held.as_ref().ok()), options.chunk as u64, &sides)
-                .with_parameter("asked_mbit_per_s", *asked as f64);
-        match held {
+            Comparison::new(title(*requested as f64, sustained.as_ref().ok()), options.chunk as u64, &sides)
+                .with_parameter("asked_mbit_per_s", *requested as f64);
+        match sustained {
             Ok(rate) => comparison = comparison.with_parameter("rate_mbit_per_s", *rate),
             Err(failure) => comparison.fail(failure),
         }
         comparisons.push(comparison);
     }
-    let rates: Vec<f64> = held.into_iter().map(|rate| rate.unwrap_or(f64::NAN)).collect();
+    let rates: Vec<f64> = sustained.into_iter().map(|rate| rate.unwrap_or(f64::NAN)).collect();
     Rounds::exactly(options.rounds).run(&mut comparisons, &rates, progress, |rate, side, _| {
         let (sample, soaked) = bench.sample(side, *rate, &mut soakers)?;
         let after = soakers.calibrate(calibration)?;
@@ -202,7 +202,7 @@ fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> Resu
     Ok(RateResults { comparisons, calibration, processors: soakers.count() })
 }
 
-fn title(asked: f64, held: Option<&f64>) -> String {
+fn title(requested: f64, sustained: Option<&f64>) -> String {
     let rate = |mbit: f64| {
         if mbit < 1000.0 {
             format!("{mbit:.0} Mbit/s")
@@ -210,9 +210,11 @@ fn title(asked: f64, held: Option<&f64>) -> String {
             format!("{} Gbit/s", one_decimal(mbit / 1000.0))
         }
     };
-    match held {
-        Some(held) if *held < asked => format!("{} ({} asked)", rate(*held), rate(asked)),
-        _ => rate(asked),
+    match sustained {
+        Some(sustained) if *sustained < requested => {
+            format!("{} ({} asked)", rate(*sustained), rate(requested))
+        }
+        _ => rate(requested),
     }
 }
 
@@ -235,25 +237,25 @@ impl TrafficBench<'_> {
         SenderOptions { directory, way, bits_per_s, chunk_bytes, once: false }
     }
 
-    /// Returns the rate that all sides can sustain, at most `asked`, Mbit/s.
-    fn sustained_rate(&self, asked: f64, sides: &[Side], progress: &mut Progress) -> Result<f64> {
-        let mut held = asked;
-        if asked >= MIN_TRIED_MBIT_PER_S {
+    /// Returns the rate that all sides can sustain, at most `requested`, Mbit/s.
+    fn sustained_rate(&self, requested: f64, sides: &[Side], progress: &mut Progress) -> Result<f64> {
+        let mut sustained = requested;
+        if requested >= MIN_TRIED_MBIT_PER_S {
             for side in sides {
                 progress.report_round(
-                    &format!("highest rate up to {}", title(asked, None)),
+                    &format!("highest rate up to {}", title(requested, None)),
                     0,
                     1,
                     way_name(*side),
                 );
                 let (sample, ()) = self.traffic(*side, 0.0, || std::thread::sleep(TRIAL))?;
-                let rate = sample.megabits_per_s.unwrap_or(asked);
+                let rate = sample.megabits_per_s.unwrap_or(requested);
                 // Two significant digits, so that runs on one machine use the same rate.
                 let unit = 10f64.powf((rate * SUSTAINED_FRACTION).log10().floor() - 1.0);
-                held = held.min((rate * SUSTAINED_FRACTION / unit).floor() * unit);
+                sustained = sustained.min((rate * SUSTAINED_FRACTION / unit).floor() * unit);
             }
         }
-        Ok(held)
+        Ok(sustained)
     }
 
     /// Sends traffic by `side`. Returns the sample without the soakers' part, and the result of `during`.

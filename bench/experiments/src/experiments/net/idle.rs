@@ -78,23 +78,24 @@ fn measure_side(
         None => (TcpStack::Kernel, launcher.clone()),
     };
     let host = stack.host();
-    let held = WARM_UP_CONNECTIONS + connections;
-    let arguments = ["peer".to_owned(), format!("--host={host}"), format!("--hold={held}")];
+    let connection_count = WARM_UP_CONNECTIONS + connections;
+    let arguments = ["peer".to_owned(), format!("--host={host}"), format!("--hold={connection_count}")];
     let (command, directory) = (launcher.bench_command(side, &arguments), TemporaryDirectory::make()?);
     let mut peer = stack.start(command, "the peer", directory)?;
     let address = peer::parse_address(host, &peer.first_line()?)?;
-    let (program, beside) = (peer.pid(), service.as_ref().map(Service::pid));
+    let (program, service_pid) = (peer.pid(), service.as_ref().map(Service::pid));
     let outcome = (|| -> Result<IdleCost> {
         let first = connect(address, WARM_UP_CONNECTIONS)?;
         std::thread::sleep(settle);
         let before =
-            (ProcessUsage::of(program)?, beside.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
+            (ProcessUsage::of(program)?, service_pid.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
         let others = connect(address, connections)?;
         std::thread::sleep(settle);
         let begin =
-            (ProcessUsage::of(program)?, beside.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
+            (ProcessUsage::of(program)?, service_pid.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
         std::thread::sleep(idle);
-        let end = (ProcessUsage::of(program)?, beside.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
+        let end =
+            (ProcessUsage::of(program)?, service_pid.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
         drop((first, others));
         let bytes = |before: ProcessUsage, end: ProcessUsage| (end.bytes - before.bytes) / connections as f64;
         let percent = |begin: ProcessUsage, end: ProcessUsage| {

@@ -370,8 +370,8 @@ impl Point {
                     start(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
                 };
                 let redis = RedisServer::start_at(stack, append_only, start)?;
-                let serving = LoadedRedis::new(redis, workload, size_bytes, 1)?;
-                Ok(Box::new(serving.with_log_limit(LOG_LIMIT_BYTES)))
+                let loaded = LoadedRedis::new(redis, workload, size_bytes, 1)?;
+                Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
             }
         }
     }

@@ -180,7 +180,7 @@ impl Store {
         let mut measure = |point: Point| {
             let slices = self.slices(&point);
             let mut comparison = point.comparison(&slices.sides);
-            match Programs::find(point.needs()) {
+            match Programs::find(point.packages()) {
                 Err(missing) => comparison.skip(missing.to_string()),
                 Ok(programs) => {
                     let found =
@@ -276,7 +276,7 @@ impl Point {
             .with_parameter("threads", self.threads as f64)
     }
 
-    const fn needs(&self) -> &'static [Package] {
+    const fn packages(&self) -> &'static [Package] {
         match self.work {
             StoreProgram::Append(_) => &[],
             StoreProgram::Redis { .. } => &[REDIS],

@@ -43,8 +43,8 @@ pub fn redis(
         processors::bind_command(&mut command, processors::of_server(processors::ONE_THREAD));
         start_server(command, REDIS.program, directory)
     })?;
-    let serving = LoadedRedis::new(redis, Workload::Set, size_bytes, count)?;
-    Ok(Box::new(serving.with_log_limit(LOG_LIMIT_BYTES)))
+    let loaded = LoadedRedis::new(redis, Workload::Set, size_bytes, count)?;
+    Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
 }
 
 /// Starts a program that writes rows of `row_bytes` to a table, one per transaction.

@@ -228,13 +228,13 @@ fn signal_end(socket: Socket, here: OwnedFd) -> OwnedFd {
 /// Sends for `duration`. Returns the number of messages, and the elapsed and processor time.
 fn send(sender: &mut Sender<'_>, duration: Duration, window: usize) -> Result<(u64, Duration, Duration)> {
     let (mut sent, mut acknowledged) = (0u64, 0u64);
-    let mut begun = None;
+    let mut measured_from = None;
     let result = loop {
         // The first messages fill caches and the policy's accounts.
-        if begun.is_none() && sent >= WARM_UP {
-            begun = Some((sent, Instant::now(), thread_cpu_ns()));
+        if measured_from.is_none() && sent >= WARM_UP {
+            measured_from = Some((sent, Instant::now(), thread_cpu_ns()));
         }
-        if let Some((messages, start, start_cpu_ns)) = begun
+        if let Some((messages, start, start_cpu_ns)) = measured_from
             && sent % BATCH as u64 == 0
             && start.elapsed() >= duration
         {

@@ -160,11 +160,12 @@ impl Comparison {
     /// Returns the reason for each dropped round.
     pub fn drop_reasons(&self) -> impl Iterator<Item = &str> {
         let distance = self.distance();
-        let elsewhere = move |round: &Round| {
+        let distance_reason = move |round: &Round| {
             (!distance::is_same(round.distance, distance))
                 .then_some("the processors were at another distance")
         };
-        self.all_rounds().filter_map(move |round| round.drop_reason.as_deref().or_else(|| elsewhere(round)))
+        self.all_rounds()
+            .filter_map(move |round| round.drop_reason.as_deref().or_else(|| distance_reason(round)))
     }
 
     /// Returns the number of generations with a round that counts, or without rounds, where each is a single run.

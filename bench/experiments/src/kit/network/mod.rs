@@ -87,12 +87,12 @@ fn choose_congestion_control() -> io::Result<()> {
 #[must_use]
 pub fn congestion_control() -> String {
     let used = std::fs::read_to_string(CONGESTION_CONTROL).unwrap_or_default();
-    let place = if ACTIVE.get().is_some_and(|used| used.is_isolated) {
+    let suffix = if ACTIVE.get().is_some_and(|used| used.is_isolated) {
         ", in a network namespace of its own"
     } else {
         ""
     };
-    format!("{}{place}", used.trim())
+    format!("{}{suffix}", used.trim())
 }
 
 /// The network that was set up.

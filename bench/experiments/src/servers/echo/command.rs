@@ -71,10 +71,10 @@ pub fn arguments(host: Ipv4Addr, work: &EchoWork, threads: usize) -> Vec<String>
 /// # Errors
 /// [`Failure`] for any other line.
 pub fn parse_address(host: Ipv4Addr, directory: &Path, line: &str) -> Result<Place> {
-    let place = line.strip_prefix("listening ").map(str::trim);
-    let address = place.and_then(|place| match place.parse() {
+    let listened = line.strip_prefix("listening ").map(str::trim);
+    let address = listened.and_then(|listened| match listened.parse() {
         Ok(port) => Some(Place::Tcp(SocketAddr::from((host, port)))),
-        Err(_) => place.contains('/').then(|| Place::Unix(directory.join(place))),
+        Err(_) => listened.contains('/').then(|| Place::Unix(directory.join(listened))),
     });
     address.ok_or_else(|| {
         Failure::new(format!("unexpected output of the echo server: \"{}\"", line.escape_debug()))

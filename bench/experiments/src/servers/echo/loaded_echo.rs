@@ -86,12 +86,12 @@ impl RunningServer for LoadedEcho {
             return Vec::new();
         };
         // At least each input, copy and output is an event.
-        let least = (self.work.copies as u64 + 2) * self.exchanges;
-        let is_whole = gaps == 0 && events >= least;
+        let min_events = (self.work.copies as u64 + 2) * self.exchanges;
+        let is_whole = gaps == 0 && events >= min_events;
         if is_whole {
             Vec::new()
         } else {
-            vec![format!("{events} events were recorded, at least {least} expected; {gaps} gaps")]
+            vec![format!("{events} events were recorded, at least {min_events} expected; {gaps} gaps")]
         }
     }
 

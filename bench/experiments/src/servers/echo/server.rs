@@ -297,7 +297,7 @@ pub fn shuffled(page: usize, first: u64, all: usize) -> usize {
 struct Store {
     file: OwnedFd,
     /// Buffers with the messages before the one that is being received.
-    kept: Vec<Buffer>,
+    stored: Vec<Buffer>,
     next: usize,
     size_bytes: usize,
 }
@@ -305,26 +305,26 @@ struct Store {
 impl Store {
     fn new(size_bytes: usize, copies: usize) -> io::Result<Self> {
         // Without copies, the message is stored in the buffer that received it.
-        let kept = if copies == 0 { 0 } else { STORED_MESSAGES - 1 };
-        let kept = (0..kept).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<_>>()?;
-        Ok(Self { file: memfd_create("store", MemfdFlags::CLOEXEC)?, kept, next: 0, size_bytes })
+        let stored = if copies == 0 { 0 } else { STORED_MESSAGES - 1 };
+        let stored = (0..stored).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<_>>()?;
+        Ok(Self { file: memfd_create("store", MemfdFlags::CLOEXEC)?, stored, next: 0, size_bytes })
     }
 
     /// Keeps the last buffer, and replaces it by the oldest kept one.
     fn rotate_buffer(&mut self, buffers: &mut [Buffer]) {
         self.next = self.next.wrapping_add(1);
-        let index = self.next % self.kept.len().max(1);
-        if let (Some(kept), Some(last)) = (self.kept.get_mut(index), buffers.last_mut()) {
-            std::mem::swap(kept, last);
+        let index = self.next % self.stored.len().max(1);
+        if let (Some(stored), Some(last)) = (self.stored.get_mut(index), buffers.last_mut()) {
+            std::mem::swap(stored, last);
         }
     }
 
     /// Writes a message to its slot in the file.
     fn write(&self, message: &[u8]) -> io::Result<()> {
-        let place = self.next % STORED_MESSAGES * self.size_bytes;
+        let slot_bytes = self.next % STORED_MESSAGES * self.size_bytes;
         transfer_all(message.len(), |done_bytes| {
             let rest = &message[done_bytes..];
-            let offset = libc::off_t::try_from(place + done_bytes).unwrap_or(libc::off_t::MAX);
+            let offset = libc::off_t::try_from(slot_bytes + done_bytes).unwrap_or(libc::off_t::MAX);
             // SAFETY: pwrite(2) reads `rest.len()` bytes from `rest`, a borrowed slice.
             unsafe { libc::pwrite(self.file.as_raw_fd(), rest.as_ptr().cast(), rest.len(), offset) }
         })
@@ -364,7 +364,7 @@ pub fn run(address: &Place, work: EchoWork, threads: usize) -> Result<()> {
 
 /// Serves connections from `accept` until a signal asks for the end. The threads end with the process.
 fn serve_all<S: AsRawFd>(
-    place: &str,
+    address_text: &str,
     accept: impl Fn() -> io::Result<S> + Send + Sync + 'static,
     work: EchoWork,
     threads: usize,
@@ -387,7 +387,7 @@ fn serve_all<S: AsRawFd>(
         let thread = std::thread::Builder::new().name(format!("echo {number}"));
         thread.spawn(serve_each).doing("starting a thread")?;
     }
-    print(&format!("listening {place}\n"))?;
+    print(&format!("listening {address_text}\n"))?;
     requests.wait(None).doing("waiting for a signal")?;
     if work.touched_pages > 0 { print(&format!("{}\n", json!(shared.1))) } else { Ok(()) }
 }

@@ -79,14 +79,14 @@ pub fn run(arguments: &SendFiles) -> Result<()> {
         .doing("starting a thread")?;
     // Read before the first connection, so that no measured second contains first touches of memory.
     let of_twin: &[PathBuf] = if arguments.way == Way::Twin { &files } else { &[] };
-    let kept: io::Result<Vec<Buffer>> = of_twin.iter().map(|path| read_into_twin(path)).collect();
-    let kept = kept.doing("reading a file")?;
+    let twin_buffers: io::Result<Vec<Buffer>> = of_twin.iter().map(|path| read_into_twin(path)).collect();
+    let twin_buffers = twin_buffers.doing("reading a file")?;
     print(&format!("listening {address}\n"))?;
     while !STOPPING.load(Ordering::Relaxed) {
         if wait::until_readable(&listener, Some(STOP_CHECK)).doing("waiting for a client")? {
             let (stream, _) = listener.accept().doing("accepting")?;
             let before = rusage_times(libc::RUSAGE_SELF).unwrap_or_default();
-            let sent = send(arguments, stream.into(), &files, &kept).doing("sending files")?;
+            let sent = send(arguments, stream.into(), &files, &twin_buffers).doing("sending files")?;
             let after = rusage_times(libc::RUSAGE_SELF).unwrap_or_default();
             let [user_ns, system_ns] = [0, 1].map(|kind| {
                 u64::try_from(after[kind].saturating_sub(before[kind]).as_nanos()).unwrap_or(u64::MAX)
@@ -124,9 +124,9 @@ fn send(
     arguments: &SendFiles,
     socket: std::os::fd::OwnedFd,
     files: &[PathBuf],
-    kept: &[Buffer],
+    twin_buffers: &[Buffer],
 ) -> io::Result<TransferTotals> {
-    let mut sender = FileSender::new(arguments.way, socket, arguments.chunk, kept)?;
+    let mut sender = FileSender::new(arguments.way, socket, arguments.chunk, twin_buffers)?;
     let mut pace = Pace::new(arguments.rate);
     let mut bytes = 0;
     let mut sent = |len_bytes: usize| {
