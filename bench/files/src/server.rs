@@ -20,7 +20,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, listen, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use uncopy_transmit::{Owner, ProgramFd};
+use uncopy_transmit::{ProgramFd, SocketOwner};
 
 use crate::connection::{Connection, ServeConfig};
 use crate::ways::{SpareBuffers, Way};
@@ -129,8 +129,8 @@ impl Worker {
         self.last_token += 1;
         if self.server.config.way == Way::Twin {
             // The socket does not block, one thread sends on it, and it is closed after an error.
-            let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors: false };
-            uncopy_transmit::own(ProgramFd::of(&socket), owner);
+            let owner = SocketOwner { ends_on_errors: true, sends_alone: true, reads_errors: false };
+            uncopy_transmit::declare_owner(ProgramFd::of(&socket), owner);
         }
         let connection = Connection::new(socket, &self.server.config);
         let data = EventData::new_u64(self.last_token);

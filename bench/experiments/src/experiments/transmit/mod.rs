@@ -188,7 +188,7 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
     }
     set_break_even((side != Side::Uncopy).then_some(1));
     let fd = here.as_raw_fd();
-    uncopy_transmit::own(ProgramFd::new(fd), uncopy_transmit::Owner::default());
+    uncopy_transmit::declare_owner(ProgramFd::new(fd), uncopy_transmit::SocketOwner::default());
     let mut sender = Sender::new(fd, side, bodies);
     let window = (WINDOW_BYTES / sender.len()).clamp(1, if socket == Socket::Udp { 2 } else { WINDOW });
     let (verified, sent) = std::thread::scope(|scope| {

@@ -19,7 +19,7 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use libc::{c_int, c_void};
-use uncopy_transmit::{Completed, Errno, Owner, ProgramFd, next_completed};
+use uncopy_transmit::{Completed, Errno, ProgramFd, SocketOwner, next_completed};
 use uncopy_twin::Buffer;
 
 /// Number of sends with MSG_ZEROCOPY before their completions are read.
@@ -94,8 +94,8 @@ impl<'a> FileSender<'a> {
             Way::Zerocopy => enable_zerocopy(socket.as_fd())?,
             Way::Twin => {
                 uncopy_transmit::trust_descriptors();
-                let owner = Owner { ends_on_errors: false, sends_alone: true, reads_errors: false };
-                uncopy_transmit::own(ProgramFd::of(&socket), owner);
+                let owner = SocketOwner { ends_on_errors: false, sends_alone: true, reads_errors: false };
+                uncopy_transmit::declare_owner(ProgramFd::of(&socket), owner);
             }
             Way::Send | Way::Write | Way::Sendfile | Way::MmapSend => {}
         }
