@@ -28,19 +28,19 @@ mod servers;
 use kit::experiment::{Outcome, STATUS_FAILED, STATUS_USAGE};
 use kit::failure::Result;
 use kit::network::{self, Network};
-use kit::quiet;
+use kit::noise;
 
-/// Measure what uncopy does, side by side with plain Linux
+/// Measure programs under uncopy and on plain Linux, side by side
 #[derive(Debug, Parser)]
 #[command(name = "uncopy-bench", version)]
 struct Arguments {
     /// Experiment or helper to run.
     #[command(subcommand)]
     command: Command,
-    /// Network between clients and servers [default: loopback, for net veth-9000]
+    /// Network between clients and servers [default: loopback; of the experiment net: veth-9000]
     #[arg(long, global = true, value_name = "NETWORK", value_enum)]
     network: Option<Network>,
-    /// Do not keep idle processors awake by loops of the lowest class while something is measured
+    /// Do not run the idle-priority loops that keep processors awake during measurements
     #[arg(long, global = true)]
     no_idle_loops: bool,
 }
@@ -97,10 +97,10 @@ fn run(words: &[OsString]) -> u8 {
     };
     let network = network.unwrap_or_else(|| command.network());
     if command.is_server() && network != Network::Loopback {
-        eprintln!("uncopy: --network is for experiments, which start servers; this is a server itself");
+        eprintln!("uncopy: --network applies to experiments only; this command is itself a server");
         return STATUS_USAGE;
     }
-    quiet::want_idle_loops(!no_idle_loops);
+    noise::enable_idle_loops(!no_idle_loops);
     let done = network::set_up(network).and_then(|()| command.run()).and_then(Outcome::print);
     done.unwrap_or_else(|failure| {
         eprintln!("uncopy: {failure}");

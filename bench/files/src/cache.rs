@@ -4,7 +4,7 @@
 //! never changes while the kernel may hold it: an answer in flight keeps its bytes when the file changes or leaves
 //! the cache.
 //!
-//! Invariant: [`HELD_BYTES`] ≤ [`MAX_CACHE_BYTES`], except for files that are being refused.
+//! Invariant: [`CHARGED_BYTES`] ≤ [`MAX_CACHE_BYTES`], except for files that are being refused.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,34 +19,34 @@ use uncopy_transmit::{PAGE_BYTES, ProgramFd};
 use uncopy_twin::Buffer;
 use uncopy_twin::send::sendmsg;
 
-use crate::socket::{Moved, Socket, message, part};
+use crate::socket::{IoBytes, Socket, iovec_of, message};
 
 /// Memory for files, bytes. A file larger than a quarter of it is not kept.
 const MAX_CACHE_BYTES: usize = 256 << 20;
 /// Memory of all files that are in the cache, being read, or being sent, bytes.
-static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
+static CHARGED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Contents of one file.
-pub struct Stored {
+pub struct CachedFile {
     buffer: Buffer,
     stat: Stat,
-    _room: Room,
+    _charge: MemoryCharge,
 }
 
 /// Bytes counted as held until this value is dropped.
-struct Room(usize);
+struct MemoryCharge(usize);
 
-impl Drop for Room {
+impl Drop for MemoryCharge {
     fn drop(&mut self) {
-        HELD_BYTES.fetch_sub(self.0, Relaxed);
+        CHARGED_BYTES.fetch_sub(self.0, Relaxed);
     }
 }
 
-impl Stored {
+impl CachedFile {
     /// Sends `head`, copied, and the bytes from `at` on, by reference where that pays. Returns the number of bytes
     /// sent.
-    pub fn send(&self, socket: &Socket, head: &[u8], at: usize) -> Moved {
-        let mut parts = [part(head), part(self.buffer.get(at..).unwrap_or_default())];
+    pub fn send(&self, socket: &Socket, head: &[u8], at: usize) -> IoBytes {
+        let mut parts = [iovec_of(head), iovec_of(self.buffer.get(at..).unwrap_or_default())];
         let (fd, message) = (ProgramFd::of(&socket.fd), message(&mut parts));
         // SAFETY: sendmsg requires the message and its two parts to live through the call, for which they are borrowed.
         // The kernel may hold twin memory longer: a later write replaces the page instead of changing its bytes.
@@ -57,12 +57,12 @@ impl Stored {
 
 /// The cache, used by all threads: files by device and inode.
 #[derive(Default)]
-pub struct Cache(Mutex<HashMap<(u64, u64), Arc<Stored>>>);
+pub struct Cache(Mutex<HashMap<(u64, u64), Arc<CachedFile>>>);
 
 impl Cache {
     /// Returns the bytes of `file`, whose attributes are `stat`: those in the cache if they are still the
     /// file's, otherwise newly read. `None` if they cannot be kept: too many, changing, or no memory.
-    pub fn get(&self, file: &File, stat: &Stat) -> Option<Arc<Stored>> {
+    pub fn get(&self, file: &File, stat: &Stat) -> Option<Arc<CachedFile>> {
         let key = (stat.st_dev, stat.st_ino);
         let kept = self.lock().get(&key).cloned();
         if kept.as_ref().is_some_and(|stored| identity(&stored.stat) == identity(stat)) {
@@ -75,21 +75,21 @@ impl Cache {
         Some(stored)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(u64, u64), Arc<Stored>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(u64, u64), Arc<CachedFile>>> {
         // A panic leaves nothing in the map half-done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, file: &File, stat: &Stat) -> Option<Stored> {
+    fn read(&self, file: &File, stat: &Stat) -> Option<CachedFile> {
         let len = usize::try_from(stat.st_size).ok().filter(|len| *len <= MAX_CACHE_BYTES / 4)?;
-        if !has_settled(stat) {
+        if !is_stable(stat) {
             return None;
         }
-        let room = Room(len.next_multiple_of(PAGE_BYTES));
-        if HELD_BYTES.fetch_add(room.0, Relaxed) + room.0 > MAX_CACHE_BYTES {
+        let charge = MemoryCharge(len.next_multiple_of(PAGE_BYTES));
+        if CHARGED_BYTES.fetch_add(charge.0, Relaxed) + charge.0 > MAX_CACHE_BYTES {
             // Files that are being sent stay counted.
             self.lock().clear();
-            if HELD_BYTES.load(Relaxed) > MAX_CACHE_BYTES {
+            if CHARGED_BYTES.load(Relaxed) > MAX_CACHE_BYTES {
                 return None;
             }
         }
@@ -97,7 +97,7 @@ impl Cache {
         file.read_exact_at(&mut buffer, 0).ok()?;
         // Bytes read while the file changed may mix two states.
         let is_whole = fstat(file).is_ok_and(|now| identity(&now) == identity(stat));
-        is_whole.then(|| Stored { buffer, stat: *stat, _room: room })
+        is_whole.then(|| CachedFile { buffer, stat: *stat, _charge: charge })
     }
 }
 
@@ -109,7 +109,7 @@ fn identity(stat: &Stat) -> impl PartialEq {
 
 /// True if any later change would alter the file's times. Kernels before 6.13 take times from the tick, at most 10 ms
 /// apart; file systems with whole seconds may store every other one only (FAT). Times in the future prove nothing.
-fn has_settled(stat: &Stat) -> bool {
+fn is_stable(stat: &Stat) -> bool {
     let (seconds, ns) = (stat.st_ctime, stat.st_ctime_nsec).max((stat.st_mtime, stat.st_mtime_nsec));
     let changed_ns = i128::from(seconds) * 1_000_000_000 + i128::from(ns);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -31,31 +31,31 @@ use clap::Parser;
 use uncopy_core::size;
 
 use crate::cache::Cache;
-use crate::connection::Site;
+use crate::connection::ServeConfig;
 use crate::root::Root;
 use crate::server::{Server, listen_at};
 use crate::ways::Way;
 
-/// Serve the files below a directory over HTTP/1.1, each sent in the way that is chosen
+/// Serve the files of a directory over HTTP/1.1
 #[derive(Debug, Parser)]
 #[command(name = "uncopy-files", version)]
 struct Arguments {
-    /// The directory; nothing outside it is served, whatever links in it say
+    /// Directory to serve; links that lead out of it are not followed
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Where to listen; port 0 is any free one
+    /// Address to listen on; port 0 is any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// How files are sent
+    /// Way to send the files
     #[arg(long, value_enum, default_value = "sendfile")]
     way: Way,
-    /// Threads, each with connections of its own [default: one for each processor]
+    /// Number of threads, each with its own connections [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// With --way twin, send from this length on by reference [default: where that is measured to pay]
+    /// With --way twin: minimum size to send by reference [default: found by measuring]
     #[arg(long, value_name = "SIZE", value_parser = |text: &str| size::parse_within::<usize>(text, 1..=1 << 40))]
     reference_from: Option<usize>,
-    /// Time that a client may take for a request, and for each 64 KiB of an answer
+    /// Time limit of a request, and of each 64 KiB of a response
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle_limit: u64,
 }
@@ -85,8 +85,8 @@ fn serve(arguments: &Arguments) -> Result<(), String> {
     let (listener, address) =
         listen_at(*listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
     let (cache, idle_limit) = (Cache::default(), Duration::from_secs(arguments.idle_limit));
-    let site = Site { root, way: *way, cache, idle_limit };
-    let server = Server { site, listener, open: AtomicUsize::new(0) };
+    let config = ServeConfig { root, way: *way, cache, idle_limit };
+    let server = Server { config, listener, open_connections: AtomicUsize::new(0) };
     let ending = block_ending_signals();
     let threads = threads.map_or_else(|| available_parallelism().map_or(1, NonZero::get), usize::from);
     server.start(threads).map_err(|error| format!("cannot start a thread: {error}"))?;

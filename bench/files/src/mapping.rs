@@ -15,7 +15,7 @@ use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use uncopy_transmit::{PAGE_BYTES, next_completed};
 
-use crate::socket::{Moved, Socket, message, part, send_behind, to_usize};
+use crate::socket::{IoBytes, Socket, iovec_of, message, send_then, to_usize};
 
 /// Length below which MSG_ZEROCOPY costs more than the copy (Linux, Documentation/networking/msg_zerocopy.rst).
 const MIN_ZEROCOPY_BYTES: u64 = 10 << 10;
@@ -41,7 +41,7 @@ impl Mapping {
     }
 
     /// Sends `head` and the bytes in `range` of `file`. `more`: further bytes follow at once.
-    pub fn send(&self, to: &mut Socket, file: &File, head: &[u8], range: Range<u64>, more: bool) -> Moved {
+    pub fn send(&self, to: &mut Socket, file: &File, head: &[u8], range: Range<u64>, more: bool) -> IoBytes {
         if range.end > self.len_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64
             && u64::try_from(fstat(file)?.st_size).unwrap_or(0) < self.len_bytes
         {
@@ -51,7 +51,7 @@ impl Mapping {
         if self.is_zerocopy && range.end - range.start >= MIN_ZEROCOPY_BYTES && allows_zerocopy(to) {
             // The head's memory is reused, so the kernel must copy it.
             let flags = flags | libc::MSG_ZEROCOPY;
-            match send_behind(to, head, |socket| self.send_mapped(socket, &[], &range, flags)) {
+            match send_then(to, head, |socket| self.send_mapped(socket, &[], &range, flags)) {
                 // No memory for another completion: the kernel copies this part.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
                 outcome => return outcome,
@@ -60,11 +60,11 @@ impl Mapping {
         self.send_mapped(to, head, &range, flags)
     }
 
-    fn send_mapped(&self, to: &Socket, head: &[u8], range: &Range<u64>, flags: c_int) -> Moved {
+    fn send_mapped(&self, to: &Socket, head: &[u8], range: &Range<u64>, flags: c_int) -> IoBytes {
         let end = range.end.min(self.len_bytes);
         let begin = range.start.min(end);
         let body = self.begin.wrapping_byte_add(to_usize(begin));
-        let mut parts = [part(head), iovec { iov_base: body, iov_len: to_usize(end - begin) }];
+        let mut parts = [iovec_of(head), iovec { iov_base: body, iov_len: to_usize(end - begin) }];
         let message = message(&mut parts);
         // SAFETY: the message has two parts. The head is borrowed for the length of the call, in which it is copied: it
         // is empty where `flags` have MSG_ZEROCOPY. The body lies in the mapping, which `self` keeps during the call;

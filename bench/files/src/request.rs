@@ -24,14 +24,14 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(usize, Request)>, Status> {
     let mut fields = [httparse::EMPTY_HEADER; 100];
     let mut head = httparse::Request::new(&mut fields);
     match head.parse(bytes) {
-        Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD_BYTES => Ok(Some((len, check(&head)?))),
+        Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD_BYTES => Ok(Some((len, validate(&head)?))),
         Ok(httparse::Status::Partial) if bytes.len() < MAX_HEAD_BYTES => Ok(None),
         Ok(_) | Err(httparse::Error::TooManyHeaders) => Err("431 Request Header Fields Too Large"),
         Err(_) => Err(BAD_REQUEST),
     }
 }
 
-fn check(head: &httparse::Request<'_, '_>) -> Result<Request, Status> {
+fn validate(head: &httparse::Request<'_, '_>) -> Result<Request, Status> {
     let is_head = match head.method {
         Some("GET") => false,
         Some("HEAD") => true,

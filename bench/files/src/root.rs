@@ -17,13 +17,13 @@ impl Root {
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = Self(open(path, flags, Mode::empty())?);
-        root.beneath(b".")?;
+        root.open_beneath(b".")?;
         Ok(root)
     }
 
     /// Opens the regular file at `path`; `None` if there is no readable one.
     pub fn find(&self, path: &[u8]) -> io::Result<Option<(File, Stat)>> {
-        match self.beneath(path).and_then(|file| Ok((fstat(&file)?, file))) {
+        match self.open_beneath(path).and_then(|file| Ok((fstat(&file)?, file))) {
             Ok((stat, file)) => {
                 let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
                 Ok(is_file.then(|| (file.into(), stat)))
@@ -33,7 +33,7 @@ impl Root {
         }
     }
 
-    fn beneath(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+    fn open_beneath(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         // NONBLOCK: opening a named pipe does not wait. NOCTTY: a terminal does not become this process's.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;

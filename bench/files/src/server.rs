@@ -22,8 +22,8 @@ use rustix::net::{SocketFlags, accept_with, listen, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uncopy_transmit::{ProgramFd, SocketOwner};
 
-use crate::connection::{Connection, Site};
-use crate::ways::{Spare, Way};
+use crate::connection::{Connection, ServeConfig};
+use crate::ways::{SpareBuffers, Way};
 
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 2048;
@@ -39,10 +39,10 @@ const EVENTS: EventFlags =
 
 /// A server with a listening socket.
 pub struct Server {
-    pub site: Site,
+    pub config: ServeConfig,
     pub listener: TcpListener,
     /// Number of open connections, of all threads.
-    pub open: AtomicUsize,
+    pub open_connections: AtomicUsize,
 }
 
 /// Listens at `address`. Returns the actual address, with a free port in place of port 0.
@@ -81,7 +81,7 @@ struct Worker {
     epoll: OwnedFd,
     connections: HashMap<u64, Connection>,
     last_token: u64,
-    spare: Spare,
+    spare: SpareBuffers,
 }
 
 impl Worker {
@@ -105,7 +105,7 @@ impl Worker {
                 next_tick = now + Duration::from_secs(1);
                 let before = self.connections.len();
                 self.connections.retain(|_, connection| now < connection.deadline);
-                self.server.open.fetch_sub(before - self.connections.len(), Relaxed);
+                self.server.open_connections.fetch_sub(before - self.connections.len(), Relaxed);
             }
         }
     }
@@ -127,32 +127,32 @@ impl Worker {
     /// Adds a connection. Closes the connection if there are too many, or epoll has no memory for it.
     fn add(&mut self, socket: OwnedFd) {
         self.last_token += 1;
-        if self.server.site.way == Way::Twin {
+        if self.server.config.way == Way::Twin {
             // The socket does not block, one thread sends on it, and it is closed after an error.
             let owner = SocketOwner { ends_on_errors: true, sends_alone: true, reads_errors: false };
             uncopy_transmit::declare_owner(ProgramFd::of(&socket), owner);
         }
-        let connection = Connection::new(socket, &self.server.site);
+        let connection = Connection::new(socket, &self.server.config);
         let data = EventData::new_u64(self.last_token);
-        let has_room = self.server.open.fetch_add(1, Relaxed) < MAX_CONNECTIONS;
+        let has_room = self.server.open_connections.fetch_add(1, Relaxed) < MAX_CONNECTIONS;
         if has_room && epoll::add(&self.epoll, &connection.socket.fd, data, EVENTS).is_ok() {
             self.connections.insert(self.last_token, connection);
         } else {
-            self.server.open.fetch_sub(1, Relaxed);
+            self.server.open_connections.fetch_sub(1, Relaxed);
         }
     }
 
     fn drive(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         let data = EventData::new_u64(token);
-        let has_more = match connection.drive(&self.server.site, &mut self.spare) {
+        let has_more = match connection.drive(&self.server.config, &mut self.spare) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(_) => false,
             Ok(()) => epoll::modify(&self.epoll, &connection.socket.fd, data, EVENTS).is_ok(),
         };
         if !has_more {
             self.connections.remove(&token);
-            self.server.open.fetch_sub(1, Relaxed);
+            self.server.open_connections.fetch_sub(1, Relaxed);
         }
     }
 }

@@ -8,7 +8,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 /// Number of bytes that the kernel took, or the error: [`io::ErrorKind::WouldBlock`] if a socket is full or empty,
 /// [`io::ErrorKind::UnexpectedEof`] if the client has closed or a file was truncated.
-pub type Moved = io::Result<usize>;
+pub type IoBytes = io::Result<usize>;
 
 /// A connection's socket, which does not block.
 pub struct Socket {
@@ -18,13 +18,13 @@ pub struct Socket {
 }
 
 /// Sends bytes, which the kernel copies. `more`: further bytes follow at once.
-pub fn send_copied(socket: &Socket, parts: [&[u8]; 2], more: bool) -> Moved {
+pub fn send_copied(socket: &Socket, parts: [&[u8]; 2], more: bool) -> IoBytes {
     let flags = SendFlags::NOSIGNAL | if more { SendFlags::MORE } else { SendFlags::empty() };
     Ok(sendmsg(&socket.fd, &parts.map(IoSlice::new), &mut SendAncillaryBuffer::default(), flags)?)
 }
 
 /// Sends `head` and, if the kernel took all of it, calls `body`, whose error is then left to the next call.
-pub fn send_behind(socket: &mut Socket, head: &[u8], body: impl FnOnce(&mut Socket) -> Moved) -> Moved {
+pub fn send_then(socket: &mut Socket, head: &[u8], body: impl FnOnce(&mut Socket) -> IoBytes) -> IoBytes {
     if head.is_empty() {
         return body(socket);
     }
@@ -33,7 +33,7 @@ pub fn send_behind(socket: &mut Socket, head: &[u8], body: impl FnOnce(&mut Sock
 }
 
 /// Returns the part of a message that points to `bytes`.
-pub fn part(bytes: &[u8]) -> iovec {
+pub fn iovec_of(bytes: &[u8]) -> iovec {
     iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 

@@ -14,9 +14,9 @@ use clap::ValueEnum;
 use rustix::fs::Stat;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-use crate::cache::{Cache, Stored};
+use crate::cache::{Cache, CachedFile};
 use crate::mapping::Mapping;
-use crate::socket::{Moved, Socket, send_behind, send_copied, to_usize};
+use crate::socket::{IoBytes, Socket, send_copied, send_then, to_usize};
 
 /// Maximum number of bytes sent by one call, so that the thread's other connections are served, too.
 const MAX_CALL_BYTES: u64 = 1 << 20;
@@ -42,7 +42,7 @@ pub enum Way {
 
 /// Buffers and empty pipes that a thread keeps between answers.
 #[derive(Default)]
-pub struct Spare {
+pub struct SpareBuffers {
     buffers: Vec<Box<[u8]>>,
     pipes: Vec<Pipe>,
 }
@@ -63,12 +63,18 @@ enum State {
     Sendfile,
     /// A pipe, and the number of bytes in it.
     Piped(Pipe, usize),
-    Stored(Arc<Stored>),
+    CachedFile(Arc<CachedFile>),
 }
 
 impl Content {
     /// Prepares to send `file` by `way`.
-    pub fn new(way: Way, cache: &Cache, file: File, stat: &Stat, spare: &mut Spare) -> io::Result<Self> {
+    pub fn new(
+        way: Way,
+        cache: &Cache,
+        file: File,
+        stat: &Stat,
+        spare: &mut SpareBuffers,
+    ) -> io::Result<Self> {
         let state = match way {
             Way::ReadSend => {
                 let buffer = spare.buffers.pop();
@@ -80,31 +86,31 @@ impl Content {
             }
             Way::MmapSendfile | Way::ReadSendfile | Way::Sendfile => State::Sendfile,
             Way::Splice => State::Piped(spare.pipes.pop().map_or_else(new_pipe, Ok)?, 0),
-            Way::Twin => cache.get(&file, stat).map_or(State::Sendfile, State::Stored),
+            Way::Twin => cache.get(&file, stat).map_or(State::Sendfile, State::CachedFile),
         };
         Ok(Self { file, state })
     }
 
     /// Sends `head`, then up to `len` bytes of the file from `at` on. Returns the number of bytes that the kernel
     /// took.
-    pub fn send(&mut self, socket: &mut Socket, head: &[u8], at: u64, len: u64) -> Moved {
+    pub fn send(&mut self, socket: &mut Socket, head: &[u8], at: u64, len: u64) -> IoBytes {
         let (file, wanted) = (&self.file, len.min(MAX_CALL_BYTES));
         match &mut self.state {
             State::Buffered(buffer, held) => {
                 // Bytes that the socket did not take in the last call are still in the buffer.
                 if !held.contains(&at) {
                     let room = to_usize(len).min(buffer.len());
-                    *held = at..at + some(file.read_at(&mut buffer[..room], at)?)? as u64;
+                    *held = at..at + nonzero(file.read_at(&mut buffer[..room], at)?)? as u64;
                 }
                 let body = &buffer[to_usize(at - held.start)..to_usize(held.end - held.start)];
                 send_copied(socket, [head, body], held.end < at + len)
             }
             State::Mapped(mapping) => mapping.send(socket, file, head, at..at + wanted, len > wanted),
-            State::Piped((output, input), held) => send_behind(socket, head, |socket| {
+            State::Piped((output, input), held) => send_then(socket, head, |socket| {
                 let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
                 if *held == 0 {
                     let mut offset = at;
-                    *held = some(splice(file, Some(&mut offset), input, None, to_usize(wanted), flags)?)?;
+                    *held = nonzero(splice(file, Some(&mut offset), input, None, to_usize(wanted), flags)?)?;
                 }
                 let more = if (*held as u64) < len { SpliceFlags::MORE } else { SpliceFlags::empty() };
                 let sent = splice(output, None, &socket.fd, None, *held, flags | more)?;
@@ -112,16 +118,16 @@ impl Content {
                 Ok(sent)
             }),
             // All of the rest, not `wanted`: nothing is prepared for bytes that do not fit.
-            State::Stored(stored) => stored.send(socket, head, to_usize(at)),
-            State::Sendfile => send_behind(socket, head, |socket| {
+            State::CachedFile(stored) => stored.send(socket, head, to_usize(at)),
+            State::Sendfile => send_then(socket, head, |socket| {
                 let mut offset = at;
-                some(rustix::fs::sendfile(&socket.fd, file, Some(&mut offset), to_usize(wanted))?)
+                nonzero(rustix::fs::sendfile(&socket.fd, file, Some(&mut offset), to_usize(wanted))?)
             }),
         }
     }
 
     /// Returns buffers and empty pipes to `spare`.
-    pub fn finish(self, spare: &mut Spare) {
+    pub fn finish(self, spare: &mut SpareBuffers) {
         match self.state {
             State::Buffered(buffer, _) if spare.buffers.len() < MAX_SPARE => spare.buffers.push(buffer),
             State::Piped(pipe, 0) if spare.pipes.len() < MAX_SPARE => spare.pipes.push(pipe),
@@ -132,7 +138,7 @@ impl Content {
 
 /// Reads the first bytes of a file, in those ways that do so: Icecast in zIO, section 5.3.1, validates a file's
 /// header before it uses sendfile. The bytes are not used: only the cost of reading them is measured.
-pub fn look(way: Way, file: &File, len_bytes: u64) {
+pub fn read_header(way: Way, file: &File, len_bytes: u64) {
     let mut header = [0; 512];
     // A file that cannot be read fails when it is sent.
     match way {
@@ -150,6 +156,6 @@ fn new_pipe() -> io::Result<Pipe> {
 }
 
 /// Returns `moved`, or an error if nothing was moved because the file has become shorter.
-fn some(moved: usize) -> Moved {
+fn nonzero(moved: usize) -> IoBytes {
     if moved == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(moved) }
 }

@@ -246,7 +246,7 @@ fn a_file_replaced_while_it_is_sent_is_sent_as_it_was() {
 }
 
 #[test]
-fn twin_memory_holds_what_the_file_was_and_only_as_long_as_it_is_that() {
+fn twin_memory_keeps_the_old_contents_until_the_file_is_read_again() {
     for way in ["twin", "twin --reference-from=1"] {
         let files = Files::start(&format!("--way {way} --threads 1"));
         settle();
@@ -280,7 +280,7 @@ fn twin_memory_holds_what_the_file_was_and_only_as_long_as_it_is_that() {
 }
 
 #[test]
-fn wrong_requests_get_the_status_that_says_so_and_nothing_outside_the_root() {
+fn bad_requests_get_their_status_and_nothing_outside_the_root() {
     let files = Files::start("--threads 2");
     for link in "../secret>out /etc>etc /proc/self/root>magic circle>circle small>in".split(' ') {
         let (target, name) = link.split_once('>').expect("two names");
@@ -342,7 +342,7 @@ fn no_client_holds_a_connection_for_ever() {
 }
 
 #[test]
-fn a_server_out_of_descriptors_goes_on_once_there_are_some() {
+fn a_server_out_of_descriptors_recovers() {
     let files = Files::start_as(Mode::Plain, "/usr/bin/prlimit --nofile=40", "--threads 1");
     drop((0..60).map(|_| files.connect()).collect::<Vec<Client>>());
     assert_eq!(files.connect().get("small"), b"small");

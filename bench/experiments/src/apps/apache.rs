@@ -9,19 +9,19 @@ use rustix::process::Signal;
 use uncopy_testbed::Package;
 use uncopy_testbed::nobody::SETPRIV;
 
+use super::environment::{Environment, Unprivileged};
 use super::http::Document;
+use super::loaded_server::LoadedServer;
 use super::origin::Origin;
-use super::serving::Serving;
-use super::stage::{Stage, Unprivileged};
-use super::{By, Case, Point, Work};
-use crate::kit::{Result, Running, While, size};
+use super::{AppServer, Case, Point, Scheme};
+use crate::kit::{Result, RunningServer, While, format_size};
 
 const APACHE: Package = Package::new("apache2", "apache2-bin", &["-v"]);
 /// Packages of each case: Apache does not serve as root.
-const NEEDS: &[Package] = &[APACHE, SETPRIV];
+const PACKAGES: &[Package] = &[APACHE, SETPRIV];
 /// Debian's directory of Apache's modules, and the modules that every configuration loads.
 const MODULES: &str = "/usr/lib/apache2/modules";
-const ALWAYS: [&str; 2] = ["mpm_event", "authz_core"];
+const BASE_MODULES: [&str; 2] = ["mpm_event", "authz_core"];
 /// Connections with a request in flight.
 const CONNECTIONS: usize = 8;
 /// Number of different bodies of one length.
@@ -30,55 +30,63 @@ const DOCUMENTS: usize = 8;
 /// Files, read and sent by Apache or sent by the kernel.
 pub const STATIC: Case = Case {
     name: "apache-static",
-    about: "Apache, one process, static files of 1 MiB, EnableSendfile on and off, 8 connections",
+    description: "Apache, one process, static files of 1 MiB, EnableSendfile on and off, 8 connections",
     paper: "not in the papers",
-    needs: NEEDS,
+    packages: PACKAGES,
     points: |effort| {
         effort.points(&[false], &[true, false], |sendfile| {
             let state = if sendfile { "On" } else { "Off" };
-            let work =
-                Site { documents: Document::several(DOCUMENTS, 1 << 20), origin: false, sendfile: state };
+            let work = Apache {
+                documents: Document::random_set(DOCUMENTS, 1 << 20),
+                is_proxy: false,
+                sendfile: state,
+            };
             let title = format!("apache 1 MiB, sendfile {}", state.to_lowercase());
-            Point::sized(title, 1 << 20, work).with("sendfile", f64::from(u8::from(sendfile)))
+            Point::sized(title, 1 << 20, work).with_parameter("sendfile", f64::from(u8::from(sendfile)))
         })
     },
-    remark: "without sendfile it reads 256 KiB at a time (EnableMMAP Off, ReadBufferSize 262144; its default is 8192) and \
-             sends them from the same buffer: no copy is made inside the program",
-    by: By::Slices,
+    remark: "without sendfile, Apache reads 256 KiB at a time (EnableMMAP Off, ReadBufferSize 262144; the \
+             default is 8192) and sends from the same buffer, so the program makes no copy",
+    scheme: Scheme::Slices,
 };
 
 /// Documents of an origin, passed on by Apache as a reverse proxy.
 pub const PROXIED: Case = Case {
     name: "apache-proxied",
-    about: "Apache, one process, mod_proxy_http in front of uncopy-files, bodies of 64 KiB and 1 MiB, 8 connections",
+    description: "Apache, one process, mod_proxy_http in front of uncopy-files, bodies of 64 KiB and 1 MiB, 8 \
+                  connections",
     paper: "not in the papers",
-    needs: NEEDS,
+    packages: PACKAGES,
     points: |effort| {
         effort.points(&[1 << 20], &[65_536, 1 << 20], |size_bytes| {
-            let work =
-                Site { documents: Document::several(DOCUMENTS, size_bytes), origin: true, sendfile: "Off" };
-            Point::sized(format!("apache proxied {}", size(size_bytes as u64)), size_bytes, work)
+            let work = Apache {
+                documents: Document::random_set(DOCUMENTS, size_bytes),
+                is_proxy: true,
+                sendfile: "Off",
+            };
+            Point::sized(format!("apache proxied {}", format_size(size_bytes as u64)), size_bytes, work)
         })
     },
-    remark: "it receives 8,000 bytes at a time, whatever ProxyIOBufferSize (65536, its largest) and ReadBufferSize say, and \
-             sends eight of these by one writev: nothing is as large as what uncopy elides, and no copy is made",
-    by: By::Slices,
+    remark: "Apache receives 8,000 bytes at a time, whatever ProxyIOBufferSize (65536, the maximum) and \
+             ReadBufferSize are, and sends eight of these parts by one writev: the parts are smaller than what \
+             uncopy elides, and the program makes no copy",
+    scheme: Scheme::Slices,
 };
 
 #[derive(Debug)]
-struct Site {
+struct Apache {
     documents: Vec<Document>,
     /// Whether Apache is a proxy before an origin that has the documents.
-    origin: bool,
+    is_proxy: bool,
     sendfile: &'static str,
 }
 
-impl Work for Site {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
-        let origin = self.origin.then(|| Origin::start(stage, &self.documents)).transpose()?;
-        let user = Unprivileged::of(stage)?;
-        let (server, address) = user.server(APACHE.program, Duration::ZERO, |address, directory| {
-            let mut modules = ALWAYS.to_vec();
+impl AppServer for Apache {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
+        let origin = self.is_proxy.then(|| Origin::start(environment, &self.documents)).transpose()?;
+        let user = Unprivileged::new(environment)?;
+        let (server, address) = user.start_server(APACHE.program, Duration::ZERO, |address, directory| {
+            let mut modules = BASE_MODULES.to_vec();
             let content = if let Some(origin) = &origin {
                 modules.extend(["proxy", "proxy_http"]);
                 format!("ProxyIOBufferSize 65536\nProxyPass / http://{}/\n", origin.address)
@@ -92,12 +100,13 @@ impl Work for Site {
             };
             configure(address, directory, &modules, &content)
         })?;
-        let serving = Serving::new(stage, APACHE.program, server, address, &self.documents, CONNECTIONS)?;
+        let loaded =
+            LoadedServer::new(environment, APACHE.program, server, address, &self.documents, CONNECTIONS)?;
         // Apache at SIGTERM shuts down while its threads still work, and sometimes crashes, also without uncopy.
-        let serving = serving.ended_by(Signal::WINCH);
-        Ok(Box::new(user.running(match origin {
-            Some(origin) => serving.before(origin),
-            None => serving,
+        let loaded = loaded.with_stop_signal(Signal::WINCH);
+        Ok(Box::new(user.wrap(match origin {
+            Some(origin) => loaded.with_backends(origin),
+            None => loaded,
         })))
     }
 }

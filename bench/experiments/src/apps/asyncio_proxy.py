@@ -1,19 +1,21 @@
-"""A proxy of asyncio streams: every byte that comes from one side goes to the other.
+"""A proxy with asyncio streams: forwards every byte between a client and the server behind it.
 
-What a program copies that was written to be read: the stream's buffer, the bytes object that read() gives, and what
-the kernel does not take at once. Usage: asyncio_proxy.py ADDRESS PORT ADDRESS-BEHIND PORT-BEHIND
+It is written without regard to copies: data passes through the stream's buffer, the bytes object that read() returns,
+and the buffer of data that the kernel did not accept at once.
+
+Usage: asyncio_proxy.py ADDRESS PORT ADDRESS-BEHIND PORT-BEHIND
 """
 
 import asyncio
 import signal
 import sys
 
-# So many bytes are asked for at once, and kept before the sender has to wait.
+# Maximum size of a read, and of the data buffered before the sender is paused.
 CHUNK_BYTES = 256 * 1024
 
 
-async def pass_on(reader, writer):
-    """Passes bytes on until one side ends, then ends the other."""
+async def forward(reader, writer):
+    """Forwards bytes until one side ends, then ends the other."""
     try:
         while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
@@ -32,7 +34,7 @@ async def main():
             address_behind, int(port_behind), limit=CHUNK_BYTES
         )
         try:
-            await asyncio.gather(pass_on(reader, behind_writer), pass_on(behind_reader, writer))
+            await asyncio.gather(forward(reader, behind_writer), forward(behind_reader, writer))
         finally:
             behind_writer.close()
             writer.close()

@@ -3,12 +3,12 @@
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Haproxy, Service};
 
+use super::environment::Environment;
 use super::http::Document;
+use super::loaded_server::LoadedServer;
 use super::origin::Origin;
-use super::serving::Serving;
-use super::stage::Stage;
-use super::{By, Case, Effort, Point, Work};
-use crate::kit::{Result, Running, size};
+use super::{AppServer, Case, Effort, Point, Scheme};
+use crate::kit::{Result, RunningServer, format_size};
 
 const HAPROXY: Package = Haproxy::PROGRAM;
 /// Connections with a request in flight.
@@ -22,14 +22,14 @@ const LARGE_BUFFER_BYTES: usize = 65_536;
 /// Bodies of an origin, passed on by HAProxy.
 pub const CASE: Case = Case {
     name: "haproxy",
-    about: "HAProxy, one thread, mode http, in front of uncopy-files, bodies of 64 KiB and 1 MiB, buffers of 16 and \
+    description: "HAProxy, one thread, mode http, in front of uncopy-files, bodies of 64 KiB and 1 MiB, buffers of 16 and \
             64 KiB, 8 connections",
     paper: "not in the papers",
-    needs: &[HAPROXY],
+    packages: &[HAPROXY],
     points,
-    remark: "HAProxy hands most bodies from the buffer that they were received in to the one that is sent without copying \
-             them (uncopy-bench apps haproxy --profile DIR shows it), so there is next to nothing to elide",
-    by: By::Slices,
+    remark: "HAProxy passes most bodies from the receive buffer to the send buffer without copying them \
+             (uncopy-bench apps haproxy --profile DIR shows it), so there is little to elide",
+    scheme: Scheme::Slices,
 };
 
 fn points(effort: Effort) -> Vec<Point> {
@@ -42,10 +42,14 @@ fn points(effort: Effort) -> Vec<Point> {
         (LARGE, LARGE_BUFFER_BYTES),
     ];
     effort.points(&quick, &full, |(size_bytes, buffer_bytes)| {
-        let work = Proxy { documents: Document::several(DOCUMENTS, size_bytes), buffer_bytes };
-        let title = format!("haproxy {}, buffers of {}", size(size_bytes as u64), size(buffer_bytes as u64));
+        let work = Proxy { documents: Document::random_set(DOCUMENTS, size_bytes), buffer_bytes };
+        let title = format!(
+            "haproxy {}, buffers of {}",
+            format_size(size_bytes as u64),
+            format_size(buffer_bytes as u64)
+        );
         #[expect(clippy::cast_precision_loss, reason = "sizes of buffers")]
-        Point::sized(title, size_bytes, work).with("buffer_bytes", buffer_bytes as f64)
+        Point::sized(title, size_bytes, work).with_parameter("buffer_bytes", buffer_bytes as f64)
     })
 }
 
@@ -55,9 +59,9 @@ struct Proxy {
     buffer_bytes: usize,
 }
 
-impl Work for Proxy {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
-        let origin = Origin::start(stage, &self.documents)?;
+impl AppServer for Proxy {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
+        let origin = Origin::start(environment, &self.documents)?;
         let proxy = format!("  http-reuse always\n  server origin {}\n", origin.address);
         let haproxy = Haproxy {
             threads: 1,
@@ -66,9 +70,10 @@ impl Work for Proxy {
             proxy: &proxy,
             sections: "",
         };
-        let (server, address) =
-            stage.server(HAPROXY.program, |address, directory| haproxy.arguments(address, directory))?;
-        let serving = Serving::new(stage, HAPROXY.program, server, address, &self.documents, CONNECTIONS)?;
-        Ok(Box::new(serving.before(origin).ended_by(Haproxy::STOP)))
+        let (server, address) = environment
+            .start_server(HAPROXY.program, |address, directory| haproxy.arguments(address, directory))?;
+        let loaded =
+            LoadedServer::new(environment, HAPROXY.program, server, address, &self.documents, CONNECTIONS)?;
+        Ok(Box::new(loaded.with_backends(origin).with_stop_signal(Haproxy::STOP)))
     }
 }

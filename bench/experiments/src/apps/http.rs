@@ -9,7 +9,7 @@ use rustix::thread::CpuSet;
 use uncopy_testbed::network::prepare;
 
 use crate::clients;
-use crate::kit::traffic::{self, Exchange, Load, Period};
+use crate::kit::traffic::{self, Exchange, LoadResult, Period};
 use crate::kit::{Failure, Random, Result, While, compare};
 
 /// Maximum time without a byte from the server.
@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// three, after a server whose backlog was full (Icecast's has five places).
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(5);
 /// Longest head of an answer, bytes.
-const HEAD_LIMIT_BYTES: usize = 8192;
+const MAX_HEAD_BYTES: usize = 8192;
 /// Maximum number of threads: a server with one processor is kept busy by fewer.
 const MAX_THREADS: usize = 4;
 
@@ -34,7 +34,7 @@ pub struct Document {
 impl Document {
     /// Returns `count` different documents of `size_bytes` below `/`.
     #[must_use]
-    pub fn several(count: usize, size_bytes: usize) -> Vec<Self> {
+    pub fn random_set(count: usize, size_bytes: usize) -> Vec<Self> {
         let document = |number: usize| Self {
             path: format!("/{size_bytes}-{number}.bin"),
             body: Random::new((size_bytes as u64) << 16 | number as u64).bytes(size_bytes),
@@ -45,7 +45,7 @@ impl Document {
     /// Writes the document below `root`.
     ///
     /// # Errors
-    /// [`Failure`] when the disk has no room.
+    /// [`Failure`] when the disk is full.
     pub fn write(&self, root: &std::path::Path) -> Result<()> {
         std::fs::write(root.join(&self.path[1..]), &self.body).doing("writing a file to serve")
     }
@@ -94,8 +94,8 @@ impl clients::Clients for Clients<'_> {
         Ok(())
     }
 
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(&mut self.threads, self.processors, duration, |connections, period| {
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
+        traffic::in_parallel(&mut self.threads, self.processors, duration, |connections, period| {
             connections.run(period)
         })
     }
@@ -106,7 +106,7 @@ struct Connection {
     stream: Option<TcpStream>,
     random: Random,
     /// Index of the requested document.
-    asked: usize,
+    requested: usize,
     sent: Instant,
 }
 
@@ -123,19 +123,19 @@ impl<'a> Connections<'a> {
         let open = |number: usize| {
             let stream = requests.keep_alive.then(|| requests.connect()).transpose()?;
             let random = Random::new(number as u64);
-            Ok(Connection { stream, random, asked: 0, sent: Instant::now() })
+            Ok(Connection { stream, random, requested: 0, sent: Instant::now() })
         };
         let longest = requests.documents.iter().map(|document| document.body.len()).max().unwrap_or(0);
-        let buffer = vec![0; HEAD_LIMIT_BYTES + longest];
+        let buffer = vec![0; MAX_HEAD_BYTES + longest];
         Ok(Self { requests, connections: numbers.map(open).collect::<Result<_>>()?, buffer })
     }
 
-    fn run(&mut self, period: Period) -> Result<Load> {
+    fn run(&mut self, period: Period) -> Result<LoadResult> {
         let (requests, buffer) = (self.requests, &mut self.buffer);
         traffic::in_turn(
             &mut self.connections,
             period,
-            |connection| connection.ask(requests),
+            |connection| connection.send_request(requests),
             |connection| connection.receive(requests, buffer),
         )
     }
@@ -161,9 +161,9 @@ impl Requests<'_> {
 }
 
 impl Connection {
-    fn ask(&mut self, requests: Requests<'_>) -> Result<()> {
-        self.asked = usize::try_from(self.random.next() >> 33).unwrap_or(0) % requests.documents.len();
-        let path = &requests.documents[self.asked].path;
+    fn send_request(&mut self, requests: Requests<'_>) -> Result<()> {
+        self.requested = usize::try_from(self.random.next() >> 33).unwrap_or(0) % requests.documents.len();
+        let path = &requests.documents[self.requested].path;
         let request = if requests.keep_alive {
             format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: uncopy-bench\r\n\r\n")
         } else {
@@ -180,14 +180,14 @@ impl Connection {
     }
 
     fn receive(&mut self, requests: Requests<'_>, buffer: &mut [u8]) -> Result<Exchange> {
-        let document = &requests.documents[self.asked];
-        let mut stream = self.stream.take().ok_or_else(|| requests.failure("nothing was asked"))?;
+        let document = &requests.documents[self.requested];
+        let mut stream = self.stream.take().ok_or_else(|| requests.failure("no request was sent"))?;
         let (begin, mut filled, length) = receive_head(requests, &mut stream, buffer)?;
         let end = begin + document.body.len();
         if length.is_some_and(|length| length != document.body.len()) {
             let length = length.unwrap_or(0);
             return Err(requests.failure(format_args!(
-                "{} is announced with {length} bytes and has {}",
+                "{} has a Content-Length of {length}, not {}",
                 document.path,
                 document.body.len()
             )));
@@ -226,17 +226,17 @@ fn receive_head(
             got => got.doing(format_args!("receiving from {}", requests.name))?,
         };
         if got == 0 {
-            return Err(requests.failure("the connection ended before the answer's head did"));
+            return Err(requests.failure("the connection ended before the end of the response header"));
         }
         filled += got;
-        let head = &buffer[..filled.min(HEAD_LIMIT_BYTES)];
+        let head = &buffer[..filled.min(MAX_HEAD_BYTES)];
         match head.windows(4).position(|four| four == b"\r\n\r\n") {
             Some(end) => {
-                let length = length_in(&buffer[..end]).map_err(|what| requests.failure(what))?;
+                let length = content_length(&buffer[..end]).map_err(|what| requests.failure(what))?;
                 return Ok((end + 4, filled, length));
             }
-            None if filled >= HEAD_LIMIT_BYTES => {
-                return Err(requests.failure("the head of an answer does not end"));
+            None if filled >= MAX_HEAD_BYTES => {
+                return Err(requests.failure("the response header is too long"));
             }
             None => {}
         }
@@ -244,12 +244,12 @@ fn receive_head(
 }
 
 /// Returns the length of the body that the head of an answer of status 200 declares, if any.
-fn length_in(head: &[u8]) -> std::result::Result<Option<usize>, String> {
+fn content_length(head: &[u8]) -> std::result::Result<Option<usize>, String> {
     let text = String::from_utf8_lossy(head);
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
     if first.split(' ').nth(1) != Some("200") {
-        return Err(format!("it answered \"{}\"", first.escape_debug()));
+        return Err(format!("unexpected response \"{}\"", first.escape_debug()));
     }
     let fields = lines.filter_map(|line| line.split_once(':'));
     let mut length = None;
@@ -258,7 +258,7 @@ fn length_in(head: &[u8]) -> std::result::Result<Option<usize>, String> {
             length = value.trim().parse().ok();
         }
         if name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err(format!("its body is {}, not of a known length", value.trim().escape_debug()));
+            return Err(format!("the body is {}, without a Content-Length", value.trim().escape_debug()));
         }
     }
     Ok(length)
@@ -283,7 +283,7 @@ mod tests {
         (address, thread)
     }
 
-    fn result_of(keep_alive: bool, answer: &[u8]) -> Result<Load> {
+    fn result_of(keep_alive: bool, answer: &[u8]) -> Result<LoadResult> {
         let (server, thread) = answering(answer.to_vec());
         let documents = [Document { path: "/page".into(), body: b"page".to_vec() }];
         let requests = Requests { name: "it", server, documents: &documents, keep_alive };
@@ -297,13 +297,13 @@ mod tests {
     }
 
     #[test]
-    fn wrong_short_and_refused_answers_are_told() {
+    fn wrong_short_and_refused_answers_are_reported() {
         let head = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n";
         assert!(failure_of(format!("{head}pagf").as_bytes()).contains("wrong body of /page: byte 3"));
         assert!(failure_of(format!("{head}pa").as_bytes()).contains("wrong body of /page"));
         assert!(failure_of(b"HTTP/1.1 404 No\r\n\r\n").contains("404"));
         assert!(
-            failure_of(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\npagef").contains("announced with 5")
+            failure_of(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\npagef").contains("Content-Length of 5")
         );
         assert!(failure_of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").contains("chunked"));
         assert!(failure_of(b"HTTP/1.1 200 OK\r\n").contains("ended before"));

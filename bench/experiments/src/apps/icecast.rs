@@ -4,14 +4,14 @@ use uncopy_testbed::Package;
 use uncopy_testbed::nobody::SETPRIV;
 use uncopy_testbed::servers::{Icecast, Service};
 
+use super::environment::{Environment, Unprivileged};
 use super::http::{Document, Requests};
-use super::serving::Serving;
-use super::stage::{Stage, Unprivileged};
-use super::{By, Case, Effort, Point, Work};
-use crate::kit::{Result, Running, size};
+use super::loaded_server::LoadedServer;
+use super::{AppServer, Case, Effort, Point, Scheme};
+use crate::kit::{Result, RunningServer, format_size};
 
 /// Configuration of Icecast in all cases.
-pub const SERVICE: Icecast<'_> = Icecast {
+pub const CONFIGURATION: Icecast<'_> = Icecast {
     clients: 20_000,
     queue_bytes: 4 << 20,
     admin_root: Icecast::ROOT,
@@ -21,32 +21,32 @@ pub const SERVICE: Icecast<'_> = Icecast {
 /// Debian's package of Icecast.
 pub const ICECAST: Package = Icecast::PROGRAM;
 /// Packages of each case: Icecast does not run as root.
-pub const NEEDS: &[Package] = &[ICECAST, SETPRIV];
+pub const PACKAGES: &[Package] = &[ICECAST, SETPRIV];
 /// Lengths of the audio files of zIO's Table 3 and Figure 14, bytes.
 const FILE_BYTES: usize = 1_100_000;
 const SHORT_FILE_BYTES: usize = 512 << 10;
 /// One file, sent to many listeners.
 pub const FILE: Case = Case {
     name: "icecast-file",
-    about: "Icecast, its one file-serving thread, a file of 1.1 MB (and 512 KiB) to 1 to 64 listeners, each of which \
-            fetches it again and again with a connection for each",
-    paper: "zIO section 5.3, Table 3: a file of 1.1 MB in chunks of 64 KB, 1.25 times plain with a kernel-bypass stack; \
-            Figure 14: 512 KB and several threads, in an Icecast changed to have them",
-    needs: NEEDS,
+    description: "Icecast with its single file-serving thread, files of 1.1 MB and 512 KiB to 1 to 64 \
+                  listeners, which fetch the file repeatedly, over a new connection each time",
+    paper: "zIO section 5.3, Table 3: a file of 1.1 MB in chunks of 64 KB, 1.25 times plain with a \
+            kernel-bypass stack; Figure 14: 512 KB, in an Icecast modified to have several threads",
+    packages: PACKAGES,
     points: file_points,
-    remark: "the packaged Icecast reads files in chunks of 4,096 bytes, which is fixed where it is compiled (BUFSIZE in \
-             fserve.c), and no setting changes it: nothing is as large as what uncopy elides. An icecast2 built with \
-             larger chunks is measured if it comes first on PATH",
-    by: By::Slices,
+    remark: "the packaged Icecast reads files in chunks of 4,096 bytes, fixed at compile time (BUFSIZE in \
+             fserve.c): they are smaller than what uncopy elides. To measure an icecast2 built with larger \
+             chunks, put it first on PATH",
+    scheme: Scheme::Slices,
 };
 
 fn file_points(effort: Effort) -> Vec<Point> {
     let full = [(FILE_BYTES, 1), (SHORT_FILE_BYTES, 8), (FILE_BYTES, 64), (FILE_BYTES, 8)];
     effort.points(&[(FILE_BYTES, 8)], &full, |(size_bytes, listeners)| {
-        let work = Files { documents: Document::several(1, size_bytes), listeners };
-        let title = format!("icecast file of {}, {listeners} listeners", size(size_bytes as u64));
+        let work = Files { documents: Document::random_set(1, size_bytes), listeners };
+        let title = format!("icecast file of {}, {listeners} listeners", format_size(size_bytes as u64));
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-        Point::sized(title, size_bytes, work).with("listeners", listeners as f64)
+        Point::sized(title, size_bytes, work).with_parameter("listeners", listeners as f64)
     })
 }
 
@@ -56,20 +56,23 @@ struct Files {
     listeners: usize,
 }
 
-impl Work for Files {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
-        let user = Unprivileged::of(stage)?;
-        let (server, address) = user.server(ICECAST.program, Icecast::ALONE, |address, directory| {
-            let arguments = SERVICE.arguments(address, directory)?;
-            self.documents.iter().try_for_each(|document| document.write(&directory.join(Icecast::ROOT)))?;
-            Ok(arguments)
-        })?;
+impl AppServer for Files {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
+        let user = Unprivileged::new(environment)?;
+        let (server, address) =
+            user.start_server(ICECAST.program, Icecast::ALONE, |address, directory| {
+                let arguments = CONFIGURATION.arguments(address, directory)?;
+                self.documents
+                    .iter()
+                    .try_for_each(|document| document.write(&directory.join(Icecast::ROOT)))?;
+                Ok(arguments)
+            })?;
         let requests = Requests {
             name: ICECAST.program,
             server: address,
             documents: &self.documents,
             keep_alive: false,
         };
-        Ok(Box::new(user.running(Serving::asking(stage, server, requests, self.listeners)?)))
+        Ok(Box::new(user.wrap(LoadedServer::with_requests(environment, server, requests, self.listeners)?)))
     }
 }

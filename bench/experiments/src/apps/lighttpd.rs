@@ -3,11 +3,11 @@
 use rustix::process::Signal;
 use uncopy_testbed::Package;
 
+use super::environment::Environment;
 use super::http::Document;
-use super::serving::Serving;
-use super::stage::Stage;
-use super::{By, Case, Point, Work};
-use crate::kit::{Result, Running, While};
+use super::loaded_server::LoadedServer;
+use super::{AppServer, Case, Point, Scheme};
+use crate::kit::{Result, RunningServer, While};
 
 const LIGHTTPD: Package = Package::new("lighttpd", "lighttpd", &["-v"]);
 /// Connections with a request in flight.
@@ -19,17 +19,17 @@ const FILE_BYTES: usize = 1 << 20;
 /// Static files of 1 MiB.
 pub const CASE: Case = Case {
     name: "lighttpd",
-    about: "lighttpd, static files of 1 MiB, server.network-backend sendfile and write, 8 connections",
+    description: "lighttpd, static files of 1 MiB, server.network-backend sendfile and write, 8 connections",
     paper: "not in the papers",
-    needs: &[LIGHTTPD],
+    packages: &[LIGHTTPD],
     points: |effort| {
         effort.points(&["write"], &["sendfile", "write"], |backend| {
-            let work = Files { documents: Document::several(FILES, FILE_BYTES), backend };
+            let work = Files { documents: Document::random_set(FILES, FILE_BYTES), backend };
             Point::sized(format!("lighttpd 1 MiB, {backend}"), FILE_BYTES, work)
         })
     },
-    remark: "with write it reads and writes 16 KiB at a time, each part from the buffer that it read it to",
-    by: By::Slices,
+    remark: "with write, lighttpd reads and writes 16 KiB at a time through one buffer",
+    scheme: Scheme::Slices,
 };
 
 #[derive(Debug)]
@@ -38,9 +38,9 @@ struct Files {
     backend: &'static str,
 }
 
-impl Work for Files {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.server(LIGHTTPD.program, |address, directory| {
+impl AppServer for Files {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
+        let (server, address) = environment.start_server(LIGHTTPD.program, |address, directory| {
             self.documents.iter().try_for_each(|document| document.write(directory))?;
             let configuration = format!(
                 "server.bind = \"{}\"\nserver.port = {}\nserver.document-root = \"{}\"\n\
@@ -54,8 +54,9 @@ impl Work for Files {
             std::fs::write(&file, configuration).doing("writing lighttpd.conf")?;
             Ok(vec!["-D".into(), "-f".into(), file.into()])
         })?;
-        let serving = Serving::new(stage, LIGHTTPD.program, server, address, &self.documents, CONNECTIONS)?;
+        let loaded =
+            LoadedServer::new(environment, LIGHTTPD.program, server, address, &self.documents, CONNECTIONS)?;
         // At SIGTERM, lighttpd ends with status 1 if it has not noticed yet that its connections are closed.
-        Ok(Box::new(serving.ended_by(Signal::INT)))
+        Ok(Box::new(loaded.with_stop_signal(Signal::INT)))
     }
 }

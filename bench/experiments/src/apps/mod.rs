@@ -3,53 +3,55 @@
 //!
 //! ```text
 //!   mod       definition of a case, the registry of all cases
-//!   stage     starts servers and helpers under a side, on processors of their own
-//!   programs  the packaged programs and their versions
-//!   http      a client that verifies documents
-//!   origin    `uncopy-files` behind proxies and caches
-//!   serving   a server with its clients
-//!   source, listeners
-//!             a live stream at a fixed rate, and listeners that verify it
-//!   own       `uncopy-files` as the measured server
-//!   pair      a case whose clients are in the same process tree, under the same side
-//!   nginx, apache, haproxy, varnish, icecast, relay, passing, ...
-//!             the cases
+//!   environment    starts servers and helpers under a side, on processors of their own
+//!   programs       the packaged programs and their versions
+//!   http           a client that verifies documents
+//!   origin         `uncopy-files` behind proxies and caches
+//!   loaded_server  a server with its clients
+//!   source         a live stream at a fixed rate
+//!   listeners      clients that verify the live stream
+//!   uncopy_files   `uncopy-files` as the measured server
+//!   pair           a case whose clients are in the same process tree, under the same side
+//!   forwarding     a case that forwards messages between two connections
+//!   nginx, apache, haproxy, varnish, icecast, relay, ...
+//!                  the cases
 //! ```
 //!
 //! To add a case: a module with a `pub const CASE: Case`, and its line in [`CASES`].
 //!
-//! Invariants: a case starts processes only through [`Stage`]; its load counts only verified operations, or the case
-//! verifies a sample itself ([`Running::verify`]); its server listens on [`crate::kit::network::server_address`] only.
+//! Invariants: a case starts processes only through [`Environment`]; its load counts only verified operations, or the
+//! case verifies a sample itself ([`RunningServer::verify`]); its server listens on
+//! [`crate::kit::network::server_address`] only.
 
-use crate::kit::{Comparison, Result, Running, Side};
+use crate::kit::{Comparison, Result, RunningServer, Side};
 
 mod apache;
 mod echo;
+pub mod environment;
+mod forwarding;
 mod haproxy;
 pub mod http;
 pub mod icecast;
 mod lighttpd;
 mod listeners;
+pub mod loaded_server;
 mod mariadb;
 pub mod memcached;
 mod mosquitto;
 pub mod nginx;
 pub mod origin;
-mod own;
 pub mod pair;
-mod passing;
 mod postgresql;
 pub mod programs;
 pub mod python;
 pub mod redis;
 pub mod relay;
-pub mod serving;
 mod source;
 mod squid;
-pub mod stage;
+mod uncopy_files;
 mod varnish;
 
-use stage::Stage;
+use environment::Environment;
 use uncopy_testbed::Package;
 
 /// All cases, in the order of reports.
@@ -75,18 +77,24 @@ pub const CASES: &[Case] = &[
     mariadb::BLOBS,
     mosquitto::MESSAGES,
     python::SERVER,
-    python::RELAY,
-    passing::PLAIN,
-    passing::SHORT,
-    passing::ENCRYPTED,
+    python::PROXY,
+    forwarding::PLAIN,
+    forwarding::SHORT,
+    forwarding::ENCRYPTED,
 ];
 
 /// Cases also measured with clients, server and the server's backends on one host under the same side.
-pub const PAIRS: &[Case] =
-    &[nginx::PROXIED, haproxy::CASE, mosquitto::MESSAGES, redis::NEAR, postgresql::NEAR, own::FILES];
+pub const SAME_SIDE_CASES: &[Case] = &[
+    nginx::PROXIED,
+    haproxy::CASE,
+    mosquitto::MESSAGES,
+    redis::LOCAL,
+    postgresql::LOCAL,
+    uncopy_files::FILES,
+];
 
 /// Cases also measured with the server's backends under the same side, and plain clients.
-pub const BEHIND: &[Case] = &[nginx::OUTSIDE];
+pub const BACKEND_CASES: &[Case] = &[nginx::OUTSIDE_CLIENTS];
 
 /// One application with one kind of load, measured at one or more points.
 #[derive(Clone, Copy, Debug)]
@@ -94,22 +102,22 @@ pub struct Case {
     /// Name of the case on the command line, and of its profile's file.
     pub name: &'static str,
     /// Server and load, in one line.
-    pub about: &'static str,
+    pub description: &'static str,
     /// The papers' measurement with this application and its result, or that there is none.
     pub paper: &'static str,
     /// Packages of the case, the measured server first; none if the server is this program itself.
-    pub needs: &'static [Package],
+    pub packages: &'static [Package],
     /// Returns the points to measure, at least one; `--profile` runs the last.
     pub points: fn(Effort) -> Vec<Point>,
     /// Remark below the table, needed to read its figures; empty if there is none.
     pub remark: &'static str,
     /// Scheme by which the case is measured.
-    pub by: By,
+    pub scheme: Scheme,
 }
 
 /// Scheme by which a case is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum Scheme {
     /// Servers of all sides run at the same time and are loaded in turns, a slice each.
     Slices,
     /// Each measurement starts a server: the load does not end between two slices.
@@ -148,44 +156,46 @@ pub struct Point {
     /// Whether uncopy should elide copies; a run that elides none is reported then.
     pub elision_expected: bool,
     /// Server and load of the point.
-    pub work: Box<dyn Work>,
+    pub work: Box<dyn AppServer>,
 }
 
 impl Point {
     /// Makes a point without parameters, where no elision is expected.
-    pub fn new(title: impl Into<String>, operation_bytes: u64, work: impl Work + 'static) -> Self {
+    pub fn new(title: impl Into<String>, operation_bytes: u64, work: impl AppServer + 'static) -> Self {
         let work = Box::new(work);
         Self { title: title.into(), operation_bytes, parameters: Vec::new(), elision_expected: false, work }
     }
 
     /// Makes a point whose operations have one body or value each, with the length as parameter.
     #[expect(clippy::cast_precision_loss, reason = "lengths of bodies and values")]
-    pub fn sized(title: impl Into<String>, size_bytes: usize, work: impl Work + 'static) -> Self {
-        Self::new(title, size_bytes as u64, work).with("size_bytes", size_bytes as f64)
+    pub fn sized(title: impl Into<String>, size_bytes: usize, work: impl AppServer + 'static) -> Self {
+        Self::new(title, size_bytes as u64, work).with_parameter("size_bytes", size_bytes as f64)
     }
 
     /// Returns a comparison of `sides` without samples.
     #[must_use]
     pub fn comparison(&self, sides: &[Side]) -> Comparison {
         let empty = Comparison::new(&self.title, self.operation_bytes, sides);
-        self.parameters.iter().fold(empty, |comparison, (name, value)| comparison.with(name, *value))
+        self.parameters
+            .iter()
+            .fold(empty, |comparison, (name, value)| comparison.with_parameter(name, *value))
     }
 
     /// Adds a parameter to the point.
     #[must_use]
-    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+    pub fn with_parameter(mut self, name: &'static str, value: f64) -> Self {
         self.parameters.push((name, value));
         self
     }
 }
 
 /// Starts a point's server.
-pub trait Work: std::fmt::Debug {
-    /// Starts the server under the stage's side, and its helpers plain; returns when the server answers.
+pub trait AppServer: std::fmt::Debug {
+    /// Starts the server under the environment's side, and its helpers plain; returns when the server answers.
     ///
     /// # Errors
     /// [`crate::kit::failure::Failure`] when a process cannot be started or does not answer in time.
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>>;
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>>;
 }
 
 #[cfg(test)]
@@ -194,11 +204,11 @@ mod tests {
 
     #[test]
     fn cases_have_names_of_their_own_that_are_file_names_and_points_at_every_effort() {
-        for (at, case) in CASES.iter().chain(&PAIRS[3..]).chain(BEHIND).enumerate() {
+        for (at, case) in CASES.iter().chain(&SAME_SIDE_CASES[3..]).chain(BACKEND_CASES).enumerate() {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
             assert!(!case.name.is_empty() && case.name.chars().all(plain), "{}", case.name);
             assert!(CASES.iter().take(at).all(|other| other.name != case.name), "{}", case.name);
-            assert!(!case.about.is_empty() && !case.paper.is_empty());
+            assert!(!case.description.is_empty() && !case.paper.is_empty());
             for effort in [Effort::Quick, Effort::Full] {
                 let points = (case.points)(effort);
                 assert!(!points.is_empty(), "{}", case.name);

@@ -3,11 +3,11 @@
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Mosquitto, Service};
 
-use super::serving::Serving;
-use super::stage::Stage;
-use super::{By, Case, Effort, Point, Work};
+use super::environment::Environment;
+use super::loaded_server::LoadedServer;
+use super::{AppServer, Case, Effort, Point, Scheme};
 use crate::clients::mqtt::Topic;
-use crate::kit::{Result, Running, size};
+use crate::kit::{Result, RunningServer, format_size};
 
 const MOSQUITTO: Package = Mosquitto::PROGRAM;
 /// Publishers, each with a topic, and the subscribers of each topic.
@@ -17,18 +17,18 @@ const SUBSCRIBERS: usize = 4;
 /// Messages of 64 KiB and 1 MiB.
 pub const MESSAGES: Case = Case {
     name: "mosquitto",
-    about: "mosquitto, messages of 64 KiB and 1 MiB at quality 0, 2 publishers with 4 subscribers each; an operation \
-            is a message that all 4 have",
+    description: "mosquitto, messages of 64 KiB and 1 MiB at QoS 0, 2 publishers with 4 subscribers each; an \
+                  operation is a message that all 4 have received",
     paper: "not in the papers",
-    needs: &[MOSQUITTO],
+    packages: &[MOSQUITTO],
     points,
     remark: "",
-    by: By::Slices,
+    scheme: Scheme::Slices,
 };
 
 fn points(effort: Effort) -> Vec<Point> {
     effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
-        let title = format!("mosquitto {}, 4 subscribers", size(size_bytes as u64));
+        let title = format!("mosquitto {}, 4 subscribers", format_size(size_bytes as u64));
         Point::sized(title, size_bytes, Messages { size_bytes })
     })
 }
@@ -38,12 +38,12 @@ struct Messages {
     size_bytes: usize,
 }
 
-impl Work for Messages {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+impl AppServer for Messages {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
         let mosquitto = Mosquitto::default();
-        let (server, address) =
-            stage.server(MOSQUITTO.program, |address, directory| mosquitto.arguments(address, directory))?;
+        let (server, address) = environment
+            .start_server(MOSQUITTO.program, |address, directory| mosquitto.arguments(address, directory))?;
         let open = move |number| Topic::open(address, self.size_bytes, SUBSCRIBERS, u64::from(number));
-        Ok(Box::new(Serving::exchanging(stage, server, TOPICS, open)?))
+        Ok(Box::new(LoadedServer::with_clients(environment, server, TOPICS, open)?))
     }
 }

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
+use super::environment::Environment;
 use super::http::Document;
-use super::stage::Stage;
 use crate::kit::{Result, Server, TemporaryDirectory};
 
 const NAME: &str = "uncopy-files";
@@ -23,11 +23,11 @@ impl Origin {
     ///
     /// # Errors
     /// [`crate::kit::failure::Failure`] when the server is not found or does not listen.
-    pub fn start(stage: &Stage<'_>, documents: &[Document]) -> Result<Self> {
-        let program = stage.own_program(NAME)?;
+    pub fn start(environment: &Environment<'_>, documents: &[Document]) -> Result<Self> {
+        let program = environment.own_program(NAME)?;
         let root = TemporaryDirectory::make()?;
         documents.iter().try_for_each(|document| document.write(root.path()))?;
-        let (server, address) = stage.helper(&program, |address, _| {
+        let (server, address) = environment.start_helper(&program, |address, _| {
             Ok(vec![format!("--listen={address}").into(), "--way=sendfile".into(), root.path().into()])
         })?;
         Ok(Self { address, _server: server, _root: root })

@@ -17,25 +17,25 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds all of `needs` and queries their versions.
+    /// Finds all of `packages` and queries their versions.
     ///
     /// # Errors
     /// [`Failure`] that names all missing packages and the command that installs them.
-    pub fn find(needs: &[Package]) -> Result<Self> {
+    pub fn find(packages: &[Package]) -> Result<Self> {
         let mut programs = Self::default();
         let mut absent = Vec::new();
-        for need in needs {
-            match need.find() {
-                Some(path) => programs.found.push((need.program, path)),
-                None => absent.push(*need),
+        for package in packages {
+            match package.find() {
+                Some(path) => programs.found.push((package.program, path)),
+                None => absent.push(*package),
             }
         }
         if !absent.is_empty() {
             return Err(missing(&absent));
         }
-        for (need, (name, path)) in needs.iter().zip(&programs.found) {
-            if !need.version.is_empty() {
-                programs.versions.push((name, version(path, need.version)));
+        for (package, (name, path)) in packages.iter().zip(&programs.found) {
+            if !package.version.is_empty() {
+                programs.versions.push((name, version(path, package.version)));
             }
         }
         Ok(programs)
@@ -47,9 +47,9 @@ impl Programs {
     /// [`Failure`] when `name` is not among the case's packages.
     pub fn path(&self, name: &str) -> Result<&Path> {
         let found = self.found.iter().find(|(known, _)| *known == name);
-        found.map(|(_, path)| path.as_path()).ok_or_else(|| {
-            Failure::new(format!("{name} is not among the programs that the case says it needs"))
-        })
+        found
+            .map(|(_, path)| path.as_path())
+            .ok_or_else(|| Failure::new(format!("{name} is not among the case's packages")))
     }
 }
 
@@ -61,7 +61,7 @@ fn version(program: &Path, arguments: &[&str]) -> String {
     let found = output.ok().and_then(|output| {
         number_in(&output.stdout).or_else(|| number_in(&output.stderr)).map(str::to_owned)
     });
-    found.unwrap_or_else(|| "of an unknown version".to_owned())
+    found.unwrap_or_else(|| "unknown version".to_owned())
 }
 
 /// Returns the first word, or end of a word, that is a version: it begins with a digit and contains a dot.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_found_in_what_programs_say() {
+    fn versions_are_found_in_the_output_of_programs() {
         for (text, version) in [
             ("nginx version: nginx/1.22.1", "1.22.1"),
             ("varnishd (varnish-7.1.1 revision 7cee1c581bead20e88d)\nCopyright (c) 2006", "7.1.1"),
@@ -94,16 +94,16 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_missing_is_named_with_how_to_install_it() {
-        let needs = [
+    fn missing_programs_are_listed_with_their_packages() {
+        let packages = [
             Package::new("sh", "dash", &[]),
             Package::new("no-such-server", "package-a", &[]),
             Package::new("no-such-client", "package-b", &[]),
         ];
-        let failure = Programs::find(&needs).expect_err("missing").to_string();
+        let failure = Programs::find(&packages).expect_err("missing").to_string();
         assert!(failure.contains("no-such-server, no-such-client"), "{failure}");
         assert!(failure.ends_with("apt-get install package-a package-b"), "{failure}");
-        let programs = Programs::find(&needs[..1]).expect("sh is there");
+        let programs = Programs::find(&packages[..1]).expect("sh is there");
         assert!(programs.path("sh").is_ok() && programs.path("ls").is_err() && programs.versions.is_empty());
     }
 }

@@ -3,11 +3,11 @@
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::{Redis, Service};
 
-use super::stage::Stage;
-use super::{By, Case, Effort, Point, Work};
+use super::environment::Environment;
+use super::{AppServer, Case, Effort, Point, Scheme};
 use crate::clients::records::Workload;
-use crate::kit::{Result, Running, size};
-use crate::servers::redis::{AppendOnly, RedisServer, Serving};
+use crate::kit::{Result, RunningServer, format_size};
+use crate::servers::redis::{AppendOnly, LoadedRedis, RedisServer};
 
 /// Debian's package of Redis.
 pub const REDIS: Package = Redis::PROGRAM;
@@ -21,32 +21,32 @@ const PAPER: &str =
 /// Values stored by SET.
 pub const SET: Case = Case {
     name: "redis-set",
-    about: "Redis, SET of 64 KiB and 256 KiB, append-only file on, 4 connections; every key is read back and compared \
-            in the end",
+    description: "Redis, SET of 64 KiB and 256 KiB, append-only file on, 4 connections; every key is read back and compared at the end",
     paper: PAPER,
-    needs: &[REDIS],
+    packages: &[REDIS],
     points: |effort| points(effort, Workload::Set),
     remark: "",
-    by: By::Slices,
+    scheme: Scheme::Slices,
 };
 
 /// Values read by GET.
 pub const GET: Case = Case {
     name: "redis-get",
-    about: "Redis, GET of 64 KiB and 256 KiB, 4 connections",
+    description: "Redis, GET of 64 KiB and 256 KiB, 4 connections",
     paper: PAPER,
-    needs: &[REDIS],
+    packages: &[REDIS],
     points: |effort| points(effort, Workload::Get),
-    remark: "a value stays where it was received, so that its copy into the reply's buffer can be elided, each time",
-    by: By::Slices,
+    remark: "a value stays where it was received, so that its copy into the reply buffer can be elided for \
+             each GET",
+    scheme: Scheme::Slices,
 };
 
 /// Values stored and read by clients on the same host, also small ones; nothing is written to a disk.
-pub const NEAR: Case = Case {
+pub const LOCAL: Case = Case {
     name: "redis",
-    about: "Redis, GET of 64 B, GET and SET of 256 KiB and 1 MiB, no append-only file, 4 connections",
+    description: "Redis, GET of 64 B, GET and SET of 256 KiB and 1 MiB, no append-only file, 4 connections",
     paper: "not in the papers",
-    needs: &[REDIS],
+    packages: &[REDIS],
     points: |effort| {
         const QUICK: [(Workload, usize); 2] = [(Workload::Get, 64), (Workload::Get, 1 << 20)];
         const FULL: [(Workload, usize); 5] = [
@@ -61,7 +61,7 @@ pub const NEAR: Case = Case {
         })
     },
     remark: "",
-    by: By::Slices,
+    scheme: Scheme::Slices,
 };
 
 fn points(effort: Effort, workload: Workload) -> Vec<Point> {
@@ -88,19 +88,19 @@ impl Values {
     #[must_use]
     pub fn point(self) -> Point {
         let file = if self.append_only { "" } else { ", no append-only file" };
-        let title = format!("redis {} {}{file}", self.workload.name(), size(self.size_bytes as u64));
+        let title = format!("redis {} {}{file}", self.workload.name(), format_size(self.size_bytes as u64));
         let elision_expected =
             self.append_only && self.workload.has_sets() && self.size_bytes >= ELISION_EXPECTED_BYTES;
         Point { elision_expected, ..Point::sized(title, self.size_bytes, self) }
     }
 }
 
-impl Work for Values {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+impl AppServer for Values {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
         let append_only = if self.append_only { AppendOnly::Trimmed } else { AppendOnly::Off };
-        let redis = RedisServer::start_by(append_only, |arguments, directory| {
-            stage.start(stage.command(REDIS.program, arguments)?, REDIS.program, directory)
+        let redis = RedisServer::start_with(append_only, |arguments, directory| {
+            environment.start(environment.command(REDIS.program, arguments)?, REDIS.program, directory)
         })?;
-        Ok(Box::new(Serving::new(redis, self.workload, self.size_bytes, self.clients)?))
+        Ok(Box::new(LoadedRedis::new(redis, self.workload, self.size_bytes, self.clients)?))
     }
 }

@@ -11,7 +11,7 @@ use rustix::thread::CpuSet;
 use uncopy_testbed::network::connect;
 use uncopy_testbed::servers::Icecast;
 
-use crate::kit::processors::bind_to;
+use crate::kit::processors::bind_thread;
 use crate::kit::{Failure, Random, Result, While};
 
 /// Name of the stream.
@@ -132,7 +132,7 @@ impl Drop for Source {
 
 /// Sends the bytes that are due, until the end is requested.
 fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> Result<()> {
-    bind_to(processors)?;
+    bind_thread(processors)?;
     let period = period();
     let (mut begin, mut sent) = (Instant::now(), 0u64);
     while !shared.ending.load(Ordering::Acquire) {
@@ -143,11 +143,11 @@ fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> R
             match stream.write(&period[at..at + more]) {
                 Ok(written) if written > 0 => sent += written as u64,
                 _ if shared.ending.load(Ordering::Acquire) => return Ok(()),
-                Ok(_) => return Err(Failure::new("icecast takes no more of the stream")),
+                Ok(_) => return Err(Failure::new("icecast stopped accepting the stream")),
                 Err(error) => return Err(Failure::while_doing("sending the stream to icecast", &error)),
             }
             shared.sent_bytes.store(sent, Ordering::Release);
-            let debt = begin.elapsed().saturating_sub(time_of(sent));
+            let debt = begin.elapsed().saturating_sub(stream_duration(sent));
             begin += debt.saturating_sub(MAX_DEBT);
             due = due_bytes(begin.elapsed());
         }
@@ -162,7 +162,7 @@ pub fn due_bytes(elapsed: Duration) -> u64 {
 }
 
 /// Returns the duration of `bytes` of the stream.
-fn time_of(bytes: u64) -> Duration {
+fn stream_duration(bytes: u64) -> Duration {
     Duration::from_micros(bytes.saturating_mul(1_000_000) / RATE_BYTES_PER_S as u64)
 }
 
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_tells_its_number_and_no_other_word_does() {
+    fn every_line_holds_its_number_and_no_other_word_does() {
         let period = period();
         assert_eq!((period.len() / LINE_BYTES * LINE_BYTES, PERIOD_BYTES % LINE_BYTES), (PERIOD_BYTES, 0));
         for (number, line) in period.chunks_exact(LINE_BYTES).enumerate().step_by(997) {
@@ -181,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_follows_from_the_time() {
+    fn the_amount_due_follows_from_the_time() {
         assert_eq!(due_bytes(Duration::from_secs(3)), 3 * RATE_BYTES_PER_S as u64);
         assert_eq!(due_bytes(Duration::from_millis(500)), RATE_BYTES_PER_S as u64 / 2);
-        assert_eq!(time_of(due_bytes(Duration::from_millis(7500))), Duration::from_millis(7500));
+        assert_eq!(stream_duration(due_bytes(Duration::from_millis(7500))), Duration::from_millis(7500));
     }
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use uncopy_testbed::Package;
 use uncopy_testbed::nobody::SETPRIV;
 
+use super::environment::{Environment, Unprivileged};
 use super::http::Document;
+use super::loaded_server::LoadedServer;
 use super::origin::Origin;
-use super::serving::Serving;
-use super::stage::{Stage, Unprivileged};
-use super::{By, Case, Point, Work};
-use crate::kit::{Result, Running, While, size};
+use super::{AppServer, Case, Point, Scheme};
+use crate::kit::{Result, RunningServer, While, format_size};
 
 const SQUID: Package = Package::new("squid", "squid", &["-v"]);
 /// Connections with a request in flight.
@@ -24,18 +24,19 @@ const DOCUMENTS: usize = 8;
 /// Objects that are in Squid's memory.
 pub const CASE: Case = Case {
     name: "squid",
-    about: "Squid, one process, as an accelerator of uncopy-files, objects of 64 KiB and 1 MiB in cache_mem, 8 connections",
+    description: "Squid, one process, as a reverse proxy for uncopy-files, objects of 64 KiB and 1 MiB in \
+                  cache_mem, 8 connections",
     paper: "not in the papers",
-    needs: &[SQUID, SETPRIV],
+    packages: &[SQUID, SETPRIV],
     points: |effort| {
         effort.points(&[1 << 20], &[65_536, 1 << 20], |size_bytes| {
-            let work = Cache { documents: Document::several(DOCUMENTS, size_bytes) };
-            Point::sized(format!("squid {}", size(size_bytes as u64)), size_bytes, work)
+            let work = Cache { documents: Document::random_set(DOCUMENTS, size_bytes) };
+            Point::sized(format!("squid {}", format_size(size_bytes as u64)), size_bytes, work)
         })
     },
-    remark: "it keeps an object in pieces of 4,096 bytes and sends one at a time, which no setting changes: nothing is as \
-             large as what uncopy elides",
-    by: By::Slices,
+    remark: "Squid stores an object in pieces of 4,096 bytes and sends one at a time, which no setting \
+             changes: they are smaller than what uncopy elides",
+    scheme: Scheme::Slices,
 };
 
 #[derive(Debug)]
@@ -43,15 +44,16 @@ struct Cache {
     documents: Vec<Document>,
 }
 
-impl Work for Cache {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
-        let origin = Origin::start(stage, &self.documents)?;
-        let user = Unprivileged::of(stage)?;
-        let (server, address) = user.server(SQUID.program, Duration::ZERO, |address, directory| {
+impl AppServer for Cache {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
+        let origin = Origin::start(environment, &self.documents)?;
+        let user = Unprivileged::new(environment)?;
+        let (server, address) = user.start_server(SQUID.program, Duration::ZERO, |address, directory| {
             configure(address, directory, &origin)
         })?;
-        let serving = Serving::new(stage, SQUID.program, server, address, &self.documents, CONNECTIONS)?;
-        Ok(Box::new(user.running(serving.before(origin))))
+        let loaded =
+            LoadedServer::new(environment, SQUID.program, server, address, &self.documents, CONNECTIONS)?;
+        Ok(Box::new(user.wrap(loaded.with_backends(origin))))
     }
 }
 

@@ -14,14 +14,14 @@ use uncopy_testbed::network::connect;
 
 use crate::kit::network::client_address;
 use crate::kit::pattern::Mismatch;
-use crate::kit::traffic::{self, Exchange, Load, Period};
+use crate::kit::traffic::{self, Exchange, LoadResult, Period};
 use crate::kit::{Failure, Random, Result, While, compare};
 
 /// Maximum time without a byte from the server.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a request by UDP is repeated, and the maximum number of repetitions.
-const RESEND: Duration = Duration::from_millis(200);
-const RESENDS: usize = 20;
+const RESEND_INTERVAL: Duration = Duration::from_millis(200);
+const MAX_RESENDS: usize = 20;
 /// Range of the pool in which values begin, bytes: it fits the processor's cache, because comparing must cost
 /// little.
 const POOL_BYTES: usize = 128 << 10;
@@ -72,10 +72,10 @@ impl Content {
             receive_stored(&mut stream)?;
             let expected = [&self.head(key)[..], self.value(key, 0), TAIL].concat();
             let mut answer = vec![0; expected.len()];
-            for _ in 0..FETCHES_BEFORE {
+            for _ in 0..WARM_UP_FETCHES {
                 stream.write_all(get_line(key).as_bytes()).doing("sending a request")?;
                 receive_exactly(&stream, &mut answer)?;
-                compare(&expected, &answer).map_err(wrong)?;
+                compare(&expected, &answer).map_err(wrong_answer)?;
             }
         }
         Ok(())
@@ -83,34 +83,34 @@ impl Content {
 }
 
 /// Number of fetches of each value before measuring, because the measurement is of values that are sent repeatedly.
-const FETCHES_BEFORE: usize = 10;
+const WARM_UP_FETCHES: usize = 10;
 
 /// Transport and address of the server.
 #[derive(Clone, Copy, Debug)]
-pub enum Peer {
+pub enum CacheAddress {
     /// A server reached by TCP.
     Tcp(SocketAddr),
     /// A server reached by UDP.
     Udp(SocketAddr),
 }
 
-impl Peer {
+impl CacheAddress {
     fn connect(self) -> Result<Socket> {
         match self {
             Self::Tcp(server) => {
                 let stream = connect(server, TIMEOUT);
                 stream.map(Socket::Tcp).doing(format_args!("connecting to the cache at {server}"))
             }
-            Self::Udp(server) => udp(server).map(Socket::Udp),
+            Self::Udp(server) => open_udp(server).map(Socket::Udp),
         }
     }
 }
 
 /// Server and load of the connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Work<'a> {
+pub struct CacheLoad<'a> {
     /// Server to connect to.
-    pub peer: Peer,
+    pub address: CacheAddress,
     /// Values to store and to fetch.
     pub content: &'a Content,
     /// Number of operations for each one that stores a value.
@@ -147,12 +147,12 @@ struct Connection {
     keys: Vec<(usize, usize)>,
     random: Random,
     operations: u64,
-    waits_for: Waiting,
+    expected_answer: Expected,
     sent: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Waiting {
+enum Expected {
     Nothing,
     Stored,
     /// The value at this index of `keys`.
@@ -171,7 +171,7 @@ impl<'a> Clients<'a> {
     ///
     /// # Errors
     /// [`Failure`] when a connection cannot be opened.
-    pub fn open(work: &Work<'a>, threads: usize, processors: Option<CpuSet>) -> Result<Self> {
+    pub fn open(work: &CacheLoad<'a>, threads: usize, processors: Option<CpuSet>) -> Result<Self> {
         let threads = threads.min(work.connections);
         let open = |thread| Connections::open(work, (thread..work.connections).step_by(threads));
         Ok(Self { threads: (0..threads).map(open).collect::<Result<_>>()?, processors })
@@ -179,8 +179,8 @@ impl<'a> Clients<'a> {
 }
 
 impl super::Clients for Clients<'_> {
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(&mut self.threads, self.processors, duration, |connections, period| {
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
+        traffic::in_parallel(&mut self.threads, self.processors, duration, |connections, period| {
             connections.run(period)
         })
     }
@@ -188,16 +188,16 @@ impl super::Clients for Clients<'_> {
     fn reconnect(&mut self) -> Result<()> {
         for thread in &mut self.threads {
             for connection in &mut thread.connections {
-                connection.socket = thread.work.peer.connect()?;
+                connection.socket = thread.work.address.connect()?;
             }
         }
         Ok(())
     }
 
     fn notes(&self) -> Vec<String> {
-        match self.threads.iter().map(|thread| thread.lost.get()).sum() {
+        match self.threads.iter().map(|thread| thread.lost_answers.get()).sum() {
             0 => Vec::new(),
-            lost => vec![format!("{lost} answers by UDP were lost and asked for again")],
+            lost_answers => vec![format!("{lost_answers} UDP responses were lost and requested again")],
         }
     }
 }
@@ -205,68 +205,68 @@ impl super::Clients for Clients<'_> {
 /// Connections of one thread.
 #[derive(Debug)]
 struct Connections<'a> {
-    work: Work<'a>,
+    work: CacheLoad<'a>,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
-    lost: Cell<u64>,
+    lost_answers: Cell<u64>,
 }
 
 impl<'a> Connections<'a> {
     /// Opens the connections with these numbers, each with its own keys.
-    fn open(work: &Work<'a>, numbers: impl Iterator<Item = usize>) -> Result<Self> {
+    fn open(work: &CacheLoad<'a>, numbers: impl Iterator<Item = usize>) -> Result<Self> {
         let numbers: Vec<usize> = numbers.collect();
         let open = |number: &usize| {
-            let socket = work.peer.connect()?;
+            let socket = work.address.connect()?;
             let keys = (*number..work.content.keys).step_by(work.connections);
             Ok(Connection {
                 socket,
                 keys: keys.map(|key| (key, 0)).collect(),
                 random: Random::new(*number as u64),
                 operations: 0,
-                waits_for: Waiting::Nothing,
+                expected_answer: Expected::Nothing,
                 sent: Instant::now(),
             })
         };
         let connections = numbers.iter().map(open).collect::<Result<Vec<_>>>()?;
         let room = work.content.size_bytes + 4096;
-        Ok(Self { work: *work, connections, buffer: vec![0; room], lost: Cell::new(0) })
+        Ok(Self { work: *work, connections, buffer: vec![0; room], lost_answers: Cell::new(0) })
     }
 
-    fn run(&mut self, period: Period) -> Result<Load> {
-        let (work, lost, buffer) = (self.work, &self.lost, &mut self.buffer);
+    fn run(&mut self, period: Period) -> Result<LoadResult> {
+        let (work, lost_answers, buffer) = (self.work, &self.lost_answers, &mut self.buffer);
         traffic::in_turn(
             &mut self.connections,
             period,
-            |connection| connection.ask(&work),
-            |connection| connection.receive(&work, buffer, lost),
+            |connection| connection.send_request(&work),
+            |connection| connection.receive(&work, buffer, lost_answers),
         )
     }
 }
 
-fn udp(server: SocketAddr) -> Result<UdpSocket> {
+fn open_udp(server: SocketAddr) -> Result<UdpSocket> {
     let what = || format!("connecting to the cache at {server} by UDP");
     let socket = UdpSocket::bind((client_address(), 0)).doing(what())?;
     socket.connect(server).doing(what())?;
-    socket.set_read_timeout(Some(RESEND)).doing(what())?;
+    socket.set_read_timeout(Some(RESEND_INTERVAL)).doing(what())?;
     let _ = sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES);
     Ok(socket)
 }
 
 impl Connection {
-    fn ask(&mut self, work: &Work<'_>) -> Result<()> {
+    fn send_request(&mut self, work: &CacheLoad<'_>) -> Result<()> {
         let choice = self.random.next();
-        let place = usize::try_from(choice >> 32).unwrap_or(0) % self.keys.len();
-        let (key, version) = self.keys[place];
+        let index = usize::try_from(choice >> 32).unwrap_or(0) % self.keys.len();
+        let (key, version) = self.keys[index];
         self.operations += 1;
         self.sent = Instant::now();
         if let Socket::Tcp(stream) = &mut self.socket
             && self.operations.is_multiple_of(work.operations_per_set)
         {
-            self.keys[place].1 = version + 1;
-            self.waits_for = Waiting::Stored;
+            self.keys[index].1 = version + 1;
+            self.expected_answer = Expected::Stored;
             return send_set(stream, work.content, key, version + 1);
         }
-        self.waits_for = Waiting::Value(place);
+        self.expected_answer = Expected::Value(index);
         self.send_get(key)
     }
 
@@ -282,40 +282,45 @@ impl Connection {
         }
     }
 
-    fn receive(&mut self, work: &Work<'_>, buffer: &mut Vec<u8>, lost: &Cell<u64>) -> Result<Exchange> {
-        let Waiting::Value(place) = std::mem::replace(&mut self.waits_for, Waiting::Nothing) else {
+    fn receive(
+        &mut self,
+        work: &CacheLoad<'_>,
+        buffer: &mut Vec<u8>,
+        lost_answers: &Cell<u64>,
+    ) -> Result<Exchange> {
+        let Expected::Value(index) = std::mem::replace(&mut self.expected_answer, Expected::Nothing) else {
             if let Socket::Tcp(stream) = &mut self.socket {
                 receive_stored(stream)?;
             }
             return Ok(Exchange { sent: self.sent, received: Instant::now(), verified_bytes: 0 });
         };
-        let (key, version) = self.keys[place];
+        let (key, version) = self.keys[index];
         let head = work.content.head(key);
         let value = work.content.value(key, version);
-        let whole = head.len() + value.len() + TAIL.len();
+        let total_bytes = head.len() + value.len() + TAIL.len();
         let answer = match &mut self.socket {
             Socket::Tcp(stream) => {
-                receive_exactly(stream, &mut buffer[..whole])?;
-                &buffer[..whole]
+                receive_exactly(stream, &mut buffer[..total_bytes])?;
+                &buffer[..total_bytes]
             }
             Socket::Udp(_) => {
-                self.receive_frame(key, buffer, lost)?;
+                self.receive_frame(key, buffer, lost_answers)?;
                 let answer = &buffer[FRAME_BYTES..];
-                &answer[..whole.min(answer.len())]
+                &answer[..total_bytes.min(answer.len())]
             }
         };
         let received = Instant::now();
         let (got_head, rest) = answer.split_at(head.len());
         let (got_value, got_tail) = rest.split_at(value.len());
-        compare(&head, got_head).map_err(wrong)?;
-        compare(value, got_value).map_err(wrong)?;
-        compare(TAIL, got_tail).map_err(wrong)?;
+        compare(&head, got_head).map_err(wrong_answer)?;
+        compare(value, got_value).map_err(wrong_answer)?;
+        compare(TAIL, got_tail).map_err(wrong_answer)?;
         Ok(Exchange { sent: self.sent, received, verified_bytes: value.len() as u64 })
     }
 
     /// Receives the datagram that answers the request in flight; repeats the request if the answer does not come.
-    fn receive_frame(&mut self, key: usize, buffer: &mut Vec<u8>, lost: &Cell<u64>) -> Result<()> {
-        for _ in 0..RESENDS {
+    fn receive_frame(&mut self, key: usize, buffer: &mut Vec<u8>, lost_answers: &Cell<u64>) -> Result<()> {
+        for _ in 0..MAX_RESENDS {
             loop {
                 let Socket::Udp(socket) = &self.socket else { return Ok(()) };
                 buffer.resize(buffer.capacity(), 0);
@@ -342,7 +347,7 @@ impl Connection {
                     Err(error) => return Err(Failure::while_doing("receiving by UDP".to_owned(), &error)),
                 }
             }
-            lost.set(lost.get() + 1);
+            lost_answers.set(lost_answers.get() + 1);
             self.send_get(key)?;
         }
         Err(Failure::new("the cache does not answer by UDP"))
@@ -353,7 +358,7 @@ fn get_line(key: usize) -> String {
     format!("get k{key:07}\r\n")
 }
 
-fn wrong(mismatch: Mismatch) -> Failure {
+fn wrong_answer(mismatch: Mismatch) -> Failure {
     Failure::new(format!("wrong answer of the cache: {mismatch}"))
 }
 

@@ -36,7 +36,7 @@ pub struct Connection {
 }
 
 /// Returns a length-encoded number and the length of its encoding, bytes.
-fn length(bytes: &[u8]) -> Option<(usize, usize)> {
+fn decode_length(bytes: &[u8]) -> Option<(usize, usize)> {
     let (first, rest) = bytes.split_first()?;
     let wide = match first {
         0..=0xfa => return Some((usize::from(*first), 1)),
@@ -76,9 +76,9 @@ impl Connection {
     }
 
     fn send(&mut self, parts: &[&[u8]]) -> Result<()> {
-        let whole: usize = parts.iter().map(|part| part.len()).sum();
-        if whole < PART_BYTES {
-            let head = self.head(whole);
+        let total_bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if total_bytes < PART_BYTES {
+            let head = self.head(total_bytes);
             let parts: Vec<&[u8]> = std::iter::once(&head[..]).chain(parts.iter().copied()).collect();
             return self.stream.send(&parts);
         }
@@ -109,10 +109,9 @@ impl Connection {
         loop {
             let [a, b, c, sequence] = self.stream.array()?;
             if sequence != self.sequence {
-                return Err(self.stream.wrong(format_args!(
-                    "part {sequence} of an exchange where {} was expected",
-                    self.sequence
-                )));
+                return Err(self
+                    .stream
+                    .wrong(format_args!("packet {sequence} instead of {}", self.sequence)));
             }
             self.sequence = sequence.wrapping_add(1);
             let len_bytes = usize::try_from(u32::from_le_bytes([a, b, c, 0])).unwrap_or(0);
@@ -128,8 +127,8 @@ impl Connection {
         }
         let first = self.message.first().copied().ok_or_else(|| self.stream.wrong("an empty answer"))?;
         if first == ERROR {
-            let said = String::from_utf8_lossy(self.message.get(9..).unwrap_or_default());
-            return Err(self.stream.wrong(said));
+            let message = String::from_utf8_lossy(self.message.get(9..).unwrap_or_default());
+            return Err(self.stream.wrong(message));
         }
         Ok(first)
     }
@@ -205,7 +204,7 @@ impl Connection {
     pub fn value(&mut self, text: &str, value: &mut Vec<u8>) -> Result<()> {
         self.command(&[&[COMMAND_QUERY], text.as_bytes()])?;
         if self.receive()? != 1 {
-            return Err(self.stream.wrong("not one column"));
+            return Err(self.stream.wrong("a result without exactly one column"));
         }
         // The column's description, and the end of descriptions.
         self.receive()?;
@@ -215,11 +214,11 @@ impl Connection {
             if self.receive()? == END && self.message.len() < END_LIMIT_BYTES {
                 break;
             }
-            let Some((len_bytes, at)) = length(&self.message) else {
+            let Some((len_bytes, at)) = decode_length(&self.message) else {
                 return Err(self.stream.wrong("a row without a length"));
             };
             if self.message.len() != at + len_bytes {
-                return Err(self.stream.wrong("a row of another length than it says"));
+                return Err(self.stream.wrong("a row with a wrong length"));
             }
             rows += 1;
             value.clear();
@@ -280,12 +279,12 @@ mod tests {
 
     #[test]
     fn lengths_are_read_in_every_width_and_short_ones_refused() {
-        assert_eq!(length(&[7]), Some((7, 1)));
-        assert_eq!(length(&[0xfc, 1, 2]), Some((0x201, 3)));
-        assert_eq!(length(&[0xfd, 1, 2, 3, 9]), Some((0x3_0201, 4)));
-        assert_eq!(length(&[0xfe, 1, 0, 0, 0, 1, 0, 0, 0]), Some((0x1_0000_0001, 9)));
+        assert_eq!(decode_length(&[7]), Some((7, 1)));
+        assert_eq!(decode_length(&[0xfc, 1, 2]), Some((0x201, 3)));
+        assert_eq!(decode_length(&[0xfd, 1, 2, 3, 9]), Some((0x3_0201, 4)));
+        assert_eq!(decode_length(&[0xfe, 1, 0, 0, 0, 1, 0, 0, 0]), Some((0x1_0000_0001, 9)));
         for bytes in [&[][..], &[0xfb], &[0xfc, 1], &[0xfd, 1, 2], &[0xfe, 1, 2, 3, 4, 5, 6, 7], &[0xff]] {
-            assert_eq!(length(bytes), None, "{bytes:?}");
+            assert_eq!(decode_length(bytes), None, "{bytes:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 use uncopy_testbed::clients::{Place, Stream, TIMEOUT};
 
-use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::traffic::{self, Exchange, LoadResult};
 use crate::kit::{Failure, Pattern, Result, compare};
 
 pub mod cache;
@@ -31,7 +31,7 @@ pub trait Clients {
     ///
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
-    fn load(&mut self, duration: Duration) -> Result<Load>;
+    fn load(&mut self, duration: Duration) -> Result<LoadResult>;
 
     /// Replaces every connection by a new one.
     ///
@@ -46,17 +46,17 @@ pub trait Clients {
 }
 
 /// A function that makes the client with a number.
-type Open<'a> = Box<dyn Fn(u32) -> Result<Box<dyn Client>> + 'a>;
+type OpenClient<'a> = Box<dyn Fn(u32) -> Result<Box<dyn Client>> + 'a>;
 
 /// Clients with one connection and one thread each.
-pub struct Exchanging<'a> {
+pub struct ClientThreads<'a> {
     clients: Vec<Box<dyn Client>>,
     count: u32,
-    open: Open<'a>,
+    open: OpenClient<'a>,
     processors: Option<CpuSet>,
 }
 
-impl<'a> Exchanging<'a> {
+impl<'a> ClientThreads<'a> {
     /// Makes `count` clients on `processors`, by calling `open` with numbers from 1.
     ///
     /// # Errors
@@ -66,16 +66,16 @@ impl<'a> Exchanging<'a> {
         processors: Option<CpuSet>,
         open: impl Fn(u32) -> Result<C> + 'a,
     ) -> Result<Self> {
-        let open: Open<'a> = Box::new(move |number| Ok(Box::new(open(number)?)));
+        let open: OpenClient<'a> = Box::new(move |number| Ok(Box::new(open(number)?)));
         let mut all = Self { clients: Vec::new(), count, open, processors };
         all.reconnect()?;
         Ok(all)
     }
 }
 
-impl Clients for Exchanging<'_> {
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(&mut self.clients, self.processors, duration, |client, period| {
+impl Clients for ClientThreads<'_> {
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
+        traffic::in_parallel(&mut self.clients, self.processors, duration, |client, period| {
             traffic::repeat(period, |number| client.exchange(number))
         })
     }
@@ -114,7 +114,7 @@ impl Value {
         let sent = Instant::now();
         exchange(value, &mut self.received)?;
         let received = Instant::now();
-        same(name, value, &self.received)?;
+        expect_equal(name, value, &self.received)?;
         Ok(Exchange { sent, received, verified_bytes: value.len() as u64 })
     }
 }
@@ -123,6 +123,6 @@ impl Value {
 ///
 /// # Errors
 /// [`Failure`] that describes the first difference.
-pub fn same(name: &str, sent: &[u8], received: &[u8]) -> Result<()> {
+pub fn expect_equal(name: &str, sent: &[u8], received: &[u8]) -> Result<()> {
     compare(sent, received).map_err(|mismatch| Failure::new(format!("wrong value from {name}: {mismatch}")))
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::{Client, Stream, same};
+use super::{Client, Stream, expect_equal};
 use crate::kit::traffic::Exchange;
 use crate::kit::{Pattern, Result};
 
@@ -18,13 +18,13 @@ const SUBSCRIBED: u8 = 0x90;
 const PROTOCOL: &[u8] = b"\0\x04MQTT\x04\x02\0\0";
 
 /// Returns a string preceded by its length.
-fn text(words: &str) -> Vec<u8> {
+fn length_prefixed(words: &str) -> Vec<u8> {
     let len = u16::try_from(words.len()).unwrap_or(u16::MAX).to_be_bytes();
     [&len, words.as_bytes()].concat()
 }
 
 /// Returns the encoding of a packet's remaining length: seven bits a byte, the lowest first.
-fn remaining(mut len_bytes: usize) -> Vec<u8> {
+fn encode_length(mut len_bytes: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     loop {
         let low = u8::try_from(len_bytes & 0x7f).unwrap_or(0);
@@ -45,7 +45,7 @@ struct Connection {
 impl Connection {
     fn open(server: SocketAddr, client: &str) -> Result<Self> {
         let mut connection = Self { stream: Stream::open(server, NAME)?, packet: Vec::new() };
-        connection.send(CONNECT, &[PROTOCOL, &text(client)])?;
+        connection.send(CONNECT, &[PROTOCOL, &length_prefixed(client)])?;
         if connection.receive()? == CONNECTED && connection.packet == [0, 0] {
             return Ok(connection);
         }
@@ -53,7 +53,7 @@ impl Connection {
     }
 
     fn send(&mut self, kind: u8, parts: &[&[u8]]) -> Result<()> {
-        let len = remaining(parts.iter().map(|part| part.len()).sum());
+        let len = encode_length(parts.iter().map(|part| part.len()).sum());
         let head = [&[kind], &len[..]].concat();
         let parts: Vec<&[u8]> = std::iter::once(&head[..]).chain(parts.iter().copied()).collect();
         self.stream.send(&parts)
@@ -75,7 +75,7 @@ impl Connection {
     }
 
     fn subscribe(&mut self, topic: &str) -> Result<()> {
-        self.send(SUBSCRIBE, &[&[0, 1], &text(topic), &[0]])?;
+        self.send(SUBSCRIBE, &[&[0, 1], &length_prefixed(topic), &[0]])?;
         if self.receive()? == SUBSCRIBED && self.packet == [0, 1, 0] {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl Topic {
             Ok(connection)
         };
         Ok(Self {
-            name: text(&topic),
+            name: length_prefixed(&topic),
             publisher: Connection::open(server, &format!("publisher{number}"))?,
             subscribers: (0..subscribers).map(subscribe).collect::<Result<_>>()?,
             pattern: Pattern::new(size_bytes, number),
@@ -120,14 +120,14 @@ impl Client for Topic {
         self.publisher.send(PUBLISH, &[&self.name, message])?;
         for subscriber in &mut self.subscribers {
             if subscriber.receive()? != PUBLISH {
-                return Err(subscriber.stream.wrong("something that is no message"));
+                return Err(subscriber.stream.wrong("a packet that is not a message"));
             }
         }
         let received = Instant::now();
         for subscriber in &self.subscribers {
             let (topic, body) = subscriber.packet.split_at(self.name.len().min(subscriber.packet.len()));
-            same(NAME, &self.name, topic)?;
-            same(NAME, message, body)?;
+            expect_equal(NAME, &self.name, topic)?;
+            expect_equal(NAME, message, body)?;
         }
         let verified_bytes = (message.len() * self.subscribers.len()) as u64;
         Ok(Exchange { sent, received, verified_bytes })
@@ -149,7 +149,7 @@ mod tests {
             (16_384, &[0x80, 0x80, 1]),
             (268_435_455, &[0xff, 0xff, 0xff, 0x7f]),
         ] {
-            assert_eq!(remaining(len_bytes), bytes, "{len_bytes}");
+            assert_eq!(encode_length(len_bytes), bytes, "{len_bytes}");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::{Client, Stream, Value};
-use crate::kit::processors::bind_to;
+use crate::kit::processors::bind_thread;
 use crate::kit::traffic::Exchange;
 use crate::kit::{Failure, Result, While};
 
@@ -73,7 +73,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Backend {
     address: SocketAddr,
-    ended: Arc<AtomicBool>,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -85,17 +85,17 @@ impl Backend {
     pub fn start(address: IpAddr, size_bytes: usize, processors: Option<CpuSet>) -> Result<Self> {
         let listener = TcpListener::bind((address, 0)).doing("listening behind the proxy")?;
         let address = listener.local_addr().doing("listening behind the proxy")?;
-        let ended = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&ended);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&stopping);
         let thread = std::thread::Builder::new()
             .name("backend".to_owned())
             .spawn(move || {
                 // Other processors only make it slower.
-                let _ = bind_to(processors);
-                accept(&listener, size_bytes, &seen);
+                let _ = bind_thread(processors);
+                accept(&listener, size_bytes, &stop);
             })
             .doing("starting a thread")?;
-        Ok(Self { address, ended, thread: Some(thread) })
+        Ok(Self { address, stopping, thread: Some(thread) })
     }
 
     /// Returns the address at which the server listens.
@@ -107,7 +107,7 @@ impl Backend {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
+        self.stopping.store(true, Ordering::Relaxed);
         // Wakes the thread that waits for connections.
         drop(TcpStream::connect_timeout(&self.address, PERIOD));
         if let Some(thread) = self.thread.take() {
@@ -116,21 +116,21 @@ impl Drop for Backend {
     }
 }
 
-fn accept(listener: &TcpListener, size_bytes: usize, ended: &AtomicBool) {
+fn accept(listener: &TcpListener, size_bytes: usize, stopping: &AtomicBool) {
     std::thread::scope(|scope| {
         while let Ok((stream, _)) = listener.accept() {
-            if ended.load(Ordering::Relaxed) {
+            if stopping.load(Ordering::Relaxed) {
                 break;
             }
             scope.spawn(move || {
                 // The client reports wrong and missing bytes.
-                let _ = echo(stream, size_bytes, ended);
+                let _ = echo(stream, size_bytes, stopping);
             });
         }
     });
 }
 
-fn echo(mut stream: TcpStream, size_bytes: usize, ended: &AtomicBool) -> Result<()> {
+fn echo(mut stream: TcpStream, size_bytes: usize, stopping: &AtomicBool) -> Result<()> {
     let what = "echoing behind the proxy";
     stream.set_nodelay(true).doing(what)?;
     stream.set_read_timeout(Some(PERIOD)).doing(what)?;
@@ -143,7 +143,7 @@ fn echo(mut stream: TcpStream, size_bytes: usize, ended: &AtomicBool) -> Result<
                 Ok(0) => return Ok(()),
                 Ok(got) => filled += got,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    if ended.load(Ordering::Relaxed) {
+                    if stopping.load(Ordering::Relaxed) {
                         return Ok(());
                     }
                 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Client, Place, Stream, same};
+use super::{Client, Place, Stream, expect_equal};
 use crate::kit::processes::process::TIMEOUT;
 use crate::kit::traffic::Exchange;
 use crate::kit::{Failure, Pattern, Result};
@@ -72,8 +72,8 @@ impl Connection {
         if kind == b'E' {
             // Each field is a letter and a string.
             let fields = self.message.split(|byte| *byte == 0);
-            let said = fields.filter_map(|field| field.strip_prefix(b"M")).next().unwrap_or_default();
-            return Err(self.stream.wrong(String::from_utf8_lossy(said)));
+            let message = fields.filter_map(|field| field.strip_prefix(b"M")).next().unwrap_or_default();
+            return Err(self.stream.wrong(String::from_utf8_lossy(message)));
         }
         Ok(kind)
     }
@@ -248,7 +248,7 @@ impl Values {
         let mut at = 0;
         for part in expected {
             let got = self.received.get(at..).unwrap_or_default();
-            same(NAME, part, &got[..part.len().min(got.len())])?;
+            expect_equal(NAME, part, &got[..part.len().min(got.len())])?;
             at += part.len();
         }
         if self.received.len() != at {
@@ -282,7 +282,7 @@ impl Values {
             connection.call(function::CLOSE, &[&descriptor], answer)?;
         }
         let received = Instant::now();
-        same(NAME, value, &self.received)?;
+        expect_equal(NAME, value, &self.received)?;
         connection.call(function::UNLINK, &[&object], answer)?;
         connection.execute("commit")?;
         Ok(Exchange { sent, received, verified_bytes: value.len() as u64 })

@@ -3,7 +3,7 @@
 //!
 //! A value is a stamp (its key and version) and bytes that follow from them. Only one client at a time
 //! sets a key, so the server sees its versions in ascending order. Invariant, for each read:
-//! `version set before the request ≤ version read ≤ version begun before the answer`.
+//! `version set before the request ≤ version read ≤ version last_begun before the answer`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +14,19 @@ use clap::ValueEnum;
 use rustix::thread::CpuSet;
 use uncopy_testbed::clients::resp::Connection;
 
-use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::traffic::{self, Exchange, LoadResult};
 use crate::kit::{Failure, Random, Result, compare};
 
 /// Operations that clients of Redis perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
-    /// Sets one of 8 keys
+    /// SET of 8 keys
     Set,
-    /// Reads one of 8 keys
+    /// GET of 8 keys
     Get,
-    /// Half reads, half sets of 8 keys
+    /// Half GET, half SET of 8 keys
     Half,
-    /// YCSB's workload A: half reads, half updates, Zipfian keys
+    /// YCSB workload A: half reads, half updates, Zipfian keys
     YcsbA,
 }
 
@@ -65,9 +65,9 @@ const FEW_RECORDS: u64 = 8;
 /// Skew of YCSB's Zipfian distribution (its `ZIPFIAN_CONSTANT`).
 const THETA: f64 = 0.99;
 /// Maximum number of records: YCSB's default.
-const RECORDS_LIMIT: u64 = 1000;
+const MAX_RECORDS: u64 = 1000;
 /// Maximum length of all records together, bytes.
-const RECORDS_LIMIT_BYTES: u64 = 64 << 20;
+const MAX_RECORDS_BYTES: u64 = 64 << 20;
 /// Length of the stamp (key and version), bytes.
 pub const STAMP_BYTES: usize = 16;
 
@@ -92,9 +92,9 @@ impl Zipfian {
     #[must_use]
     pub fn new(count: u64) -> Self {
         let zeta = |count: u64| (1..=count).map(|number| (number as f64).powf(-THETA)).sum::<f64>();
-        let whole = zeta(count);
-        let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / whole);
-        Self { count, zeta: whole, alpha: 1.0 / (1.0 - THETA), eta }
+        let zeta_all = zeta(count);
+        let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / zeta_all);
+        Self { count, zeta: zeta_all, alpha: 1.0 / (1.0 - THETA), eta }
     }
 
     /// Draws a number with `random`.
@@ -146,14 +146,14 @@ impl Values {
     pub fn check(&self, key: u64, value: &[u8], len_bytes: usize) -> Result<u64> {
         let wrong = |how: String| Failure::new(format!("wrong value of key {key}: {how}"));
         if value.len() != len_bytes || len_bytes < STAMP_BYTES {
-            return Err(wrong(format!("{} bytes where {len_bytes} were set", value.len())));
+            return Err(wrong(format!("{} bytes instead of {len_bytes}", value.len())));
         }
         let number = |range: std::ops::Range<usize>| value[range].try_into().map_or(0, u64::from_le_bytes);
         let version = number(8..STAMP_BYTES);
         let (stamp, rest) = self.parts(key, version, len_bytes);
         compare(&stamp, &value[..STAMP_BYTES]).map_err(|mismatch| wrong(mismatch.to_string()))?;
         compare(rest, &value[STAMP_BYTES..])
-            .map_err(|mismatch| wrong(format!("behind its stamp, {mismatch}")))?;
+            .map_err(|mismatch| wrong(format!("after its stamp, {mismatch}")))?;
         Ok(version)
     }
 }
@@ -164,7 +164,7 @@ struct Record {
     /// Held while a client sets the record.
     setting: Mutex<()>,
     /// Last version whose SET was begun.
-    begun: AtomicU64,
+    last_begun: AtomicU64,
     /// Last version for which a SET was answered.
     set: AtomicU64,
 }
@@ -182,8 +182,8 @@ struct Records {
 impl Records {
     fn new(workload: Workload, len_bytes: usize) -> Self {
         let is_zipfian = workload == Workload::YcsbA;
-        let most = (RECORDS_LIMIT_BYTES / len_bytes.max(1) as u64).clamp(FEW_RECORDS, RECORDS_LIMIT);
-        let count = if is_zipfian { most } else { FEW_RECORDS };
+        let max = (MAX_RECORDS_BYTES / len_bytes.max(1) as u64).clamp(FEW_RECORDS, MAX_RECORDS);
+        let count = if is_zipfian { max } else { FEW_RECORDS };
         let records = std::iter::repeat_with(Record::default).take(usize::try_from(count).unwrap_or(0));
         let (records, values) = (records.collect(), Values::new(len_bytes, 1));
         Self { records, values, len_bytes, zipfian: is_zipfian.then(|| Zipfian::new(count)) }
@@ -216,7 +216,7 @@ impl Records {
     fn update(&self, connection: &mut Connection, key: u64) -> Result<Exchange> {
         let record = self.record(key)?;
         let _setting = record.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        let version = record.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let version = record.last_begun.fetch_add(1, Ordering::SeqCst) + 1;
         let (stamp, rest) = self.values.parts(key, version, self.len_bytes);
         let sent = Instant::now();
         connection.set_parts(&Self::name(key), &[&stamp, rest])?;
@@ -232,9 +232,9 @@ impl Records {
         let sent = Instant::now();
         let found = connection.get_into(&Self::name(key), value)?;
         let received = Instant::now();
-        let newest = record.begun.load(Ordering::SeqCst);
+        let newest = record.last_begun.load(Ordering::SeqCst);
         if !found {
-            return Err(Failure::new(format!("the server has no value of key {key}")));
+            return Err(Failure::new(format!("the server has no value for key {key}")));
         }
         let version = self.values.check(key, value, self.len_bytes)?;
         if !(oldest..=newest).contains(&version) {
@@ -293,9 +293,9 @@ impl Clients {
     ///
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
-    pub fn load(&mut self, duration: Duration, processors: Option<CpuSet>) -> Result<Load> {
+    pub fn load(&mut self, duration: Duration, processors: Option<CpuSet>) -> Result<LoadResult> {
         let (records, workload) = (&self.records, self.workload);
-        traffic::at_once(&mut self.clients, processors, duration, |client, period| {
+        traffic::in_parallel(&mut self.clients, processors, duration, |client, period| {
             traffic::repeat(period, |_| {
                 let key = records.draw(&mut client.random);
                 if client.random.next() >> 32 < workload.reads() {

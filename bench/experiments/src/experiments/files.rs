@@ -9,15 +9,16 @@ use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
 use crate::apps::http::{Clients, Document, Requests};
-use crate::apps::serving::Serving;
+use crate::apps::loaded_server::LoadedServer;
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::network::server_address;
 use crate::kit::{
-    Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running,
-    Scale, Server, Side, Slicing, TemporaryDirectory, claim, count_parser, counted, entry, measured,
-    processors, size, size_parser, start_server, threads_parser,
+    CommonOptions, Comparison, Experiment, Failure, Launcher, Outcome, Plot, Progress, Report, ReportEntry,
+    Result, RunningServer, Scale, Server, Side, SlicingOptions, TemporaryDirectory, claim, count_parser,
+    entry, format_count, format_size, processors, run_with_noise_reduction, size_parser, start_server,
+    threads_parser,
 };
-use crate::servers::own;
+use crate::servers::own_programs;
 
 const NAME: &str = "uncopy-files";
 /// Way of the sides plain and uncopy: that of programs without any optimization.
@@ -32,33 +33,33 @@ const TOTAL_BYTES: usize = 64 << 20;
 const MAX_FILES: usize = 63;
 const MIN_FILES: usize = 8;
 
-/// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
+/// Ways to send a file in uncopy-files, from read and send to twin memory (zIO, section 5.3.1)
 #[derive(Debug, Args)]
 pub struct Files {
-    /// Lengths of files, in bytes
+    /// File sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "1024,16384,65536,350000,1100000,8388608",
         default_value_if("quick", "true", "1024,65536,1100000"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Sides compared with read and send: ways of uncopy-files, or uncopy for read and send under uncopy run
+    /// Ways to compare with read and send; uncopy is read and send under uncopy run
     #[arg(long, value_name = "WAY,...",
         default_value = "uncopy,mmap-send,mmap-sendfile,read-sendfile,sendfile,splice,zerocopy,twin",
         value_delimiter = ',',
         value_parser = ["uncopy", "mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"])]
     pub ways: Vec<String>,
-    /// Numbers of the server's threads
+    /// Numbers of server threads
     #[arg(long, value_name = "N,N,...", default_value = "1", value_delimiter = ',', value_parser = threads_parser())]
     pub threads: Vec<usize>,
     /// Number of connections to the server
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Files {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "files",
             "Ways to serve a file",
@@ -75,22 +76,22 @@ impl Experiment for Files {
             "files --sizes 16384,65536,350000,1100000",
             "files --quick",
         ),
-        Entry {
+        ReportEntry {
             network: Some("veth-9000"),
             ..entry(
                 "files-veth-9000",
-                "Ways to serve a file, over a link with MTU 9000",
-                &[claim("zIO, Table 3 (§5.3)", "There over a network of 100 Gbit/s.")],
+                "Ways to serve a file, MTU 9000",
+                &[claim("zIO, Table 3 (§5.3)", "Measured over a network of 100 Gbit/s.")],
                 "files --sizes 65536,1100000",
                 "files --quick --sizes 65536",
             )
         },
     ];
-    const PLACE: u8 = 120;
+    const REPORT_POSITION: u8 = 120;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            Ok(Report::of(measure(launcher, self, progress)?, render, plot).finding(findings))
+        run_with_noise_reduction(&self.common, |launcher, progress| {
+            Ok(Report::of(measure(launcher, self, progress)?, render, plot).with_findings(findings))
         })
     }
 }
@@ -113,23 +114,27 @@ struct Point {
 
 impl Point {
     fn title(&self) -> String {
-        format!("GET {}, {}", size(self.size_bytes as u64), counted(self.threads, "thread", "threads"))
+        format!(
+            "GET {}, {}",
+            format_size(self.size_bytes as u64),
+            format_count(self.threads, "thread", "threads")
+        )
     }
 }
 
 /// Runs the experiment.
 ///
 /// # Errors
-/// [`Failure`] when the server is not found, or the disk has no room for the files.
+/// [`Failure`] when the server is not found, or the disk is too full for the files.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
 fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Result<Vec<Comparison>> {
-    let program = own::find(launcher, NAME)?;
+    let program = own_programs::find(launcher, NAME)?;
     let root = TemporaryDirectory::make()?;
     let mut points = Vec::new();
     for threads in &options.threads {
         for size_bytes in &options.sizes {
             let count = (TOTAL_BYTES / size_bytes).clamp(MIN_FILES, MAX_FILES);
-            let documents = Document::several(count, *size_bytes);
+            let documents = Document::random_set(count, *size_bytes);
             documents.iter().try_for_each(|document| document.write(root.path()))?;
             points.push(Point { documents, size_bytes: *size_bytes, threads: *threads });
         }
@@ -137,8 +142,8 @@ fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Res
     let slices = options.slicing.slices(&options.sides());
     let compared = |point: &Point| {
         Comparison::new(point.title(), point.size_bytes as u64, &slices.sides)
-            .with("size", point.size_bytes as f64)
-            .with("threads", point.threads as f64)
+            .with_parameter("size", point.size_bytes as f64)
+            .with_parameter("threads", point.threads as f64)
     };
     let measure = |point: &Point| {
         let mut comparison = compared(point);
@@ -166,14 +171,14 @@ fn start(
         root.as_os_str().to_owned(),
     ];
     let mut command = launcher.command(side, program.as_os_str(), &arguments);
-    let processors = processors::apart(threads);
-    processors::bind(&mut command, processors.map(|(servers, _)| servers));
+    let processors = processors::split(threads);
+    processors::bind_command(&mut command, processors.map(|(servers, _)| servers));
     let mut server = start_server(command, NAME, TemporaryDirectory::make()?)?;
     let line = server.first_line()?;
     let address = line.split_once("http://").and_then(|(_, rest)| rest.trim_end_matches('/').parse().ok());
     match address {
         Some(address) => Ok((server, address, processors.map(|(_, others)| others))),
-        None => Err(Failure::new(format!("{NAME} wrote {}", line.escape_debug()))),
+        None => Err(Failure::new(format!("unexpected output of {NAME}: {}", line.escape_debug()))),
     }
 }
 
@@ -185,19 +190,20 @@ fn serve<'a>(
     point: &'a Point,
     clients: usize,
     root: &Path,
-) -> Result<Box<dyn Running + 'a>> {
+) -> Result<Box<dyn RunningServer + 'a>> {
     let (mut server, address, processors) = start(launcher, program, side, point.threads, root)?;
     let requests = Requests { name: NAME, server: address, documents: &point.documents, keep_alive: true };
     // As many client threads as server threads keep the server busy.
     let clients = Clients::open(requests, clients, processors);
     let clients = clients.map_err(|failure| server.process().explain(&failure))?;
-    Ok(Box::new(Serving::of(server, clients)))
+    Ok(Box::new(LoadedServer::from_parts(server, clients)))
 }
 
 fn render(comparisons: &[Comparison]) -> String {
     let table = figures::table(comparisons, &[]);
     format!(
-        "{table}\nplain: read and send; uncopy: the same under uncopy run; the others: the ways of uncopy-files\n\
+        "{table}\n\
+         plain: read and send; uncopy: read and send under uncopy run; other sides: ways of uncopy-files\n\
          {}",
         figures::LEGEND
     )
@@ -227,7 +233,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
     let ratio = |comparison: &Comparison, side| comparison.ratio(side, CPU).filter(|_| side != Side::Plain);
     Plot::by_side(
         "uncopy-files: ways to send a file",
-        ("length of a file", Scale::Doubling),
+        ("file size", Scale::Doubling),
         "server CPU over read and send",
         &shown,
         "size",

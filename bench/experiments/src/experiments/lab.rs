@@ -9,13 +9,14 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
-    Report, Result, Rounds, Sample, Scale, Side, Table, TemporaryDirectory, amount, bytes_parser, claim,
-    count_parser, disk, entry, measured, number, size,
+    Align, CommonOptions, Comparison, Experiment, Failure, Interval, Launcher, Metric, Outcome, Plot,
+    Progress, Report, ReportEntry, Result, Rounds, Sample, Scale, Side, Table, TemporaryDirectory,
+    bytes_parser, claim, count_parser, disk, entry, format_amount, format_number, format_size,
+    run_with_noise_reduction,
 };
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
-use crate::servers::sending::sender::{Order, Sender};
+use crate::servers::sending::sender::{Sender, SenderOptions};
 use crate::servers::sending::server::CHUNK_BYTES;
 use crate::servers::sending::ways::Way;
 
@@ -27,44 +28,44 @@ const SIDES: [(&str, Side, Way); 3] = [
 ];
 const SENDFILE: Side = Side::Way("sendfile");
 /// Space that must stay free on the disk, bytes.
-const SPARE_BYTES: u64 = 256 << 20;
+const RESERVED_BYTES: u64 = 256 << 20;
 /// Fraction of the elapsed time below which a server's processor time means that the server waits for its client.
-const BUSY: f64 = 0.8;
+const MIN_BUSY_FRACTION: f64 = 0.8;
 
 const TIME: Metric = |sample| sample.elapsed_s;
 const USER: Metric = |sample| sample.user_s;
 const SYSTEM: Metric = |sample| sample.system_s;
 const CPU: Metric = |sample| Some(sample.user_s? + sample.system_s?);
 
-/// A file sent by read and send, by sendfile and under uncopy, and why the times are what they are (the lab)
+/// A file sent by read and send, by sendfile and under uncopy, with an explanation of the times (Zero-Copy lab)
 #[derive(Debug, Args)]
 pub struct Lab {
-    /// Length of the file, in bytes
+    /// File size, in bytes
     #[arg(long, value_name = "SIZE", default_value = "1073741824", default_value_if("quick", "true", "67108864"),
         value_parser = bytes_parser(1 << 36))]
     pub size: usize,
-    /// Bytes that one call reads or sends
+    /// Bytes read or sent per call
     #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
-    /// Rounds; each gets the file from every server once
+    /// Number of rounds; each fetches the file from every server once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Lab {
-    const ENTRIES: &'static [Entry] = &[entry(
+    const ENTRIES: &'static [ReportEntry] = &[entry(
         "lab",
-        "The lab: read and send against sendfile",
+        "Zero-Copy lab: read and send against sendfile",
         &[claim("Zero-Copy lab", "A file by read and send: 7.18 s; by sendfile: 3.71 s.")],
         "lab --rounds 7",
         "lab --quick",
     )];
-    const PLACE: u8 = 140;
+    const REPORT_POSITION: u8 = 140;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let comparison = self.measure(launcher, progress)?;
             let (text, plot) = (render(&comparison), plot(&comparison));
             let findings = findings(&comparison);
@@ -78,51 +79,57 @@ impl Lab {
     #[expect(clippy::cast_precision_loss, reason = "a length")]
     fn measure(&self, launcher: &Launcher, progress: &mut Progress) -> Result<Comparison> {
         let directory = TemporaryDirectory::make()?;
-        check_room(&directory, self.size as u64)?;
-        let title = format!("file of {}", size(self.size as u64));
-        progress.tell(&format!("writing a {title}"), 0, 1, "once");
+        check_free_space(&directory, self.size as u64)?;
+        let title = format!("file of {}", format_size(self.size as u64));
+        progress.report_round(&format!("writing a {title}"), 0, 1, "once");
         let corpus = Arc::new(Corpus::single(self.size));
         corpus.write(directory.path())?;
         let sides = SIDES.map(|(_, side, _)| side);
-        let mut comparison = Comparison::new(&title, self.size as u64, &sides).with("size", self.size as f64);
+        let mut comparison =
+            Comparison::new(&title, self.size as u64, &sides).with_parameter("size", self.size as f64);
         Rounds::exactly(self.rounds).run_one(&mut comparison, progress, |side, _| {
             let (_, _, way) = SIDES.iter().find(|(_, known, _)| *known == side).unwrap_or(&SIDES[0]);
             let (directory, chunk_bytes) = (directory.path(), self.chunk);
-            let order = Order { directory, way: *way, bits_per_s: 0, chunk_bytes, once: true };
-            sample(launcher, side, &order, &corpus)
+            let options = SenderOptions { directory, way: *way, bits_per_s: 0, chunk_bytes, once: true };
+            sample(launcher, side, &options, &corpus)
         });
         Ok(comparison)
     }
 }
 
-fn check_room(directory: &TemporaryDirectory, len_bytes: u64) -> Result<()> {
-    let place = directory.path().display();
+fn check_free_space(directory: &TemporaryDirectory, len_bytes: u64) -> Result<()> {
+    let path = directory.path().display();
     let free_bytes = disk::free_bytes(directory.path())?;
-    if free_bytes >= len_bytes.saturating_add(SPARE_BYTES) {
+    if free_bytes >= len_bytes.saturating_add(RESERVED_BYTES) {
         return Ok(());
     }
-    let (free, wanted) = (amount(free_bytes), amount(len_bytes));
+    let (free, wanted) = (format_amount(free_bytes), format_amount(len_bytes));
     Err(Failure::new(format!(
-        "{place} has room for {free} and the file has {wanted}; choose a shorter one with --size, or another directory \
-         with TMPDIR"
+        "{path} has {free} free, and the file needs {wanted}; choose a smaller file with --size, or another \
+         directory with TMPDIR"
     )))
 }
 
 /// Fetches the file twice from a server: first to bring it into memory, then for the figures.
 #[expect(clippy::cast_precision_loss, reason = "times of a few digits")]
-fn sample(launcher: &Launcher, side: Side, order: &Order<'_>, corpus: &Arc<Corpus>) -> Result<Sample> {
-    let mut sender = Sender::start(launcher, side, order)?;
+fn sample(
+    launcher: &Launcher,
+    side: Side,
+    options: &SenderOptions<'_>,
+    corpus: &Arc<Corpus>,
+) -> Result<Sample> {
+    let mut sender = Sender::start(launcher, side, options)?;
     let mut get = || {
         let received = Receiver::start(sender.address, corpus)?.finish()?;
-        let account = sender.account()?;
-        if received.bytes != corpus.len_bytes() || account.bytes != received.bytes {
+        let totals = sender.read_totals()?;
+        if received.bytes != corpus.len_bytes() || totals.bytes != received.bytes {
             let (wanted, got) = (corpus.len_bytes(), received.bytes);
-            return Err(Failure::new(format!("{got} bytes were received of a file of {wanted}")));
+            return Err(Failure::new(format!("received {got} bytes of a file of {wanted} bytes")));
         }
-        Ok((received, account))
+        Ok((received, totals))
     };
     let got = get().and_then(|first| Ok((first, get()?)));
-    let ((first, _), (second, account)) = got.map_err(|failure| sender.server.process().explain(&failure))?;
+    let ((first, _), (second, totals)) = got.map_err(|failure| sender.server.process().explain(&failure))?;
     let pid = sender.server.process().pid();
     let (notes, activity) = launcher.inspect(side, pid, &sender.server.stderr_text(), false);
     let defect = sender.server.process().stop().err().map(|failure| failure.to_string());
@@ -130,9 +137,9 @@ fn sample(launcher: &Launcher, side: Side, order: &Order<'_>, corpus: &Arc<Corpu
     Ok(Sample {
         operations_per_s: Some(1.0 / elapsed_s),
         elapsed_s: Some(elapsed_s),
-        user_s: Some(account.user_ns as f64 / 1e9),
-        system_s: Some(account.system_ns as f64 / 1e9),
-        cpu_us: Some((account.user_ns + account.system_ns) as f64 / 1e3),
+        user_s: Some(totals.user_ns as f64 / 1e9),
+        system_s: Some(totals.system_ns as f64 / 1e9),
+        cpu_us: Some((totals.user_ns + totals.system_ns) as f64 / 1e3),
         elided_bytes: activity.map(|activity| activity.elided_bytes as f64),
         verified_bytes: Some(first.bytes + second.bytes),
         notes,
@@ -173,11 +180,11 @@ fn render(comparison: &Comparison) -> String {
             comparison.figure(side, TIME).map_or_else(String::new, range),
             of(TIME),
             ratio(TIME).map_or_else(String::new, range),
-            number(mib(comparison) / median(TIME)),
+            format_number(mib(comparison) / median(TIME)),
             format!("{:.3}", median(USER)),
             format!("{:.3}", median(SYSTEM)),
             of(CPU),
-            amount(comparison.verified_bytes(side)),
+            format_amount(comparison.verified_bytes(side)),
         ]);
     }
     text + &table.render() + "\n" + &explain(comparison).join("\n") + "\n"
@@ -190,7 +197,8 @@ fn mib(comparison: &Comparison) -> f64 {
 
 /// Explains the figures, one paragraph each; empty unless all are verified.
 fn explain(comparison: &Comparison) -> Vec<String> {
-    let told = |side, way| Some((comparison.ratio(side, TIME)?, comparison.ratio(side, CPU)?, way));
+    let ratios_with_way =
+        |side, way| Some((comparison.ratio(side, TIME)?, comparison.ratio(side, CPU)?, way));
     let median = |side, metric| comparison.figure(side, metric).map(|spread| spread.median);
     let Some((time, user, system)) =
         (|| Some((median(Side::Plain, TIME)?, median(Side::Plain, USER)?, median(Side::Plain, SYSTEM)?)))()
@@ -200,29 +208,30 @@ fn explain(comparison: &Comparison) -> Vec<String> {
     let mib = mib(comparison);
     let mut lines = ranking(comparison);
     lines.push(format!(
-        "read and send copies every byte twice, out of the page cache and into the socket: {} in {time:.3} s, for which \
-         its server used {:.3} s of a processor, {:.0} % of that in the kernel, {:.0} us for each MiB.",
-        size(comparison.operation_bytes()),
+        "read and send copies every byte twice, from the page cache to a buffer and from the buffer to the \
+         socket. It sent {} in {time:.3} s and used {:.3} s of processor time, {:.0} % of it in the kernel \
+         ({:.0} us per MiB).",
+        format_size(comparison.operation_bytes()),
         user + system,
         system / (user + system) * 100.0,
         (user + system) * 1e6 / mib
     ));
     for (side, way) in [(SENDFILE, "sendfile"), (Side::Uncopy, "read and send under uncopy")] {
-        let Some((time_ratio, cpu_ratio, way)) = told(side, way) else {
+        let Some((time_ratio, cpu_ratio, way)) = ratios_with_way(side, way) else {
             lines.push(format!("{way} has no ratio: not all bytes were verified."));
             continue;
         };
         let saved_us = (user + system - median(side, CPU).unwrap_or(f64::NAN)) * 1e6 / mib;
         lines.push(format!(
-            "{way}: {}, and {} ({:.0} us {} for each MiB).",
-            verdict(time_ratio, "time"),
-            verdict(cpu_ratio, "processor time of the server"),
+            "{way}: {}, and {} ({:.0} us {} per MiB).",
+            describe_ratio(time_ratio, "time"),
+            describe_ratio(cpu_ratio, "processor time of the server"),
             saved_us.abs(),
             if saved_us >= 0.0 { "less" } else { "more" }
         ));
-        lines.extend(why(comparison, side));
+        lines.extend(explain_difference(comparison, side));
     }
-    lines.extend(limit(comparison));
+    lines.extend(explain_waiting(comparison));
     lines
 }
 
@@ -236,14 +245,14 @@ fn ranking(comparison: &Comparison) -> Vec<String> {
     let [(first, least), rest @ ..] = &times[..] else { return Vec::new() };
     let rest: Vec<String> =
         rest.iter().map(|(name, time)| format!("{name} took {:.2} times as long", time / least)).collect();
-    vec![format!("By the medians {first} was the fastest; {}.", rest.join(", "))]
+    vec![format!("By the medians, {first} was the fastest; {}.", rest.join(", "))]
 }
 
 /// Returns a ratio in words, such as `0.52 of the time`, with its uncertainty.
-fn verdict(ratio: Interval, what: &str) -> String {
+fn describe_ratio(ratio: Interval, what: &str) -> String {
     let Interval { median, low, high } = ratio;
     if low <= 1.0 && high >= 1.0 {
-        format!("no difference in {what} that is above the noise ({median:.2}, from {low:.2} to {high:.2})")
+        format!("no difference in {what} above the noise ({median:.2}, from {low:.2} to {high:.2})")
     } else if median < 1.0 {
         format!("{median:.2} of the {what} ({low:.2} to {high:.2}), {:.2} times less", 1.0 / median)
     } else {
@@ -252,7 +261,7 @@ fn verdict(ratio: Interval, what: &str) -> String {
 }
 
 /// Describes the part of a side's processor time that differs from that of read and send, and its cause.
-fn why(comparison: &Comparison, side: Side) -> Option<String> {
+fn explain_difference(comparison: &Comparison, side: Side) -> Option<String> {
     let change = |metric| {
         let median = |side| comparison.figure(side, metric).map(|spread| spread.median);
         Some(median(side)? - median(Side::Plain)?)
@@ -262,20 +271,20 @@ fn why(comparison: &Comparison, side: Side) -> Option<String> {
     let ratio = comparison.ratio(side, CPU)?;
     let reason = match (side, ratio.high < 1.0, ratio.low > 1.0) {
         (SENDFILE, true, _) => {
-            "The kernel passes the pages of the file to the socket; neither copy is made, nor a buffer of the program \
-             read or written. What is left is what the network itself takes, which no way saves"
+            "The kernel passes the pages of the file to the socket, so neither copy is made. The rest is the \
+             cost of the network itself"
         }
         (SENDFILE, _, true) => {
-            "Neither copy is made, and yet it took more: what the pages cost that are passed instead is more than copying \
-             them through a buffer that stays in the processor's cache"
+            "Neither copy is made, and yet it took longer: passing pages costs more than copying through a \
+             buffer that stays in the processor's cache"
         }
-        (SENDFILE, ..) => "Neither copy is made, but what that saves does not show above the noise",
+        (SENDFILE, ..) => "Neither copy is made, but the saving is not above the noise",
         _ => {
             return Some(format!(
                 "  user {}, system {}. {}",
                 signed(user),
                 signed(system),
-                elided(comparison, ratio.high < 1.0)
+                explain_elision(comparison, ratio.high < 1.0)
             ));
         }
     };
@@ -284,22 +293,21 @@ fn why(comparison: &Comparison, side: Side) -> Option<String> {
 
 /// Describes uncopy's share in its side's figures.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of bytes")]
-fn elided(comparison: &Comparison, saves: bool) -> String {
+fn explain_elision(comparison: &Comparison, saves: bool) -> String {
     let bytes =
         comparison.figure(Side::Uncopy, |sample| sample.elided_bytes).map_or(0.0, |spread| spread.median);
     if bytes > 0.0 {
-        return format!("uncopy left out copies of {} of what was sent.", amount(bytes as u64));
+        return format!("uncopy elided copies of {}.", format_amount(bytes as u64));
     }
     format!(
-        "uncopy left out no copy: this program makes none of its own. Both are the kernel's, from the page cache into the \
-         buffer and from the buffer into the socket, and only a program that calls sendfile, or keeps the file in memory that \
-         is sent by reference, avoids them.{}",
-        if saves { " What was saved is the allocator's, or noise." } else { "" }
+        "uncopy elided no copies, because this program makes none. The kernel makes both. A program avoids \
+         them by sendfile, or by keeping the file in memory that is sent by reference.{}",
+        if saves { " The saving comes from the allocator, or is noise." } else { "" }
     )
 }
 
-/// Tells whether the servers were busy, or waited for the client, which compares every byte.
-fn limit(comparison: &Comparison) -> Vec<String> {
+/// Describes whether the servers were busy, or waited for the client, which compares every byte.
+fn explain_waiting(comparison: &Comparison) -> Vec<String> {
     let busy = |side| {
         let median = |metric| comparison.figure(side, metric).map(|spread| spread.median);
         Some(median(CPU)? / median(TIME)?)
@@ -307,15 +315,15 @@ fn limit(comparison: &Comparison) -> Vec<String> {
     let idle: Vec<String> = SIDES
         .iter()
         .filter_map(|(name, side, _)| Some((name, busy(*side)?)))
-        .filter(|(_, busy)| *busy < BUSY)
+        .filter(|(_, busy)| *busy < MIN_BUSY_FRACTION)
         .map(|(name, busy)| format!("{name} ({:.0} % busy)", busy * 100.0))
         .collect();
     if idle.is_empty() {
-        return vec!["The servers were busy all the time, so that the times are theirs.".to_owned()];
+        return vec!["The servers were busy all the time, so the times are those of the servers.".to_owned()];
     }
     vec![format!(
-        "The time of {} is more than the server worked: it waited for the client, which compares every byte, or for a \
-         processor. There, processor time says more than the time.",
+        "Not busy all the time: {}. These servers waited for the client, which compares every byte, or for a \
+         processor; compare their processor time.",
         idle.join(", ")
     )]
 }
@@ -337,15 +345,15 @@ fn findings(comparison: &Comparison) -> Vec<(&'static str, Value)> {
 
 /// Plots the times by server.
 fn plot(comparison: &Comparison) -> Plot {
-    let point = |(name, metric, place, side): (&str, Metric, f64, Side)| {
-        Some((name.to_owned(), place, comparison.figure(side, metric)?))
+    let point = |(name, metric, position, side): (&str, Metric, f64, Side)| {
+        Some((name.to_owned(), position, comparison.figure(side, metric)?))
     };
-    let places = SIDES.iter().zip([0.0, 1.0, 2.0]);
-    let points = places.flat_map(|((_, side, _), place)| {
-        [("time", TIME), ("server CPU", CPU)].map(|(name, metric)| (name, metric, place, *side))
+    let positions = SIDES.iter().zip([0.0, 1.0, 2.0]);
+    let points = positions.flat_map(|((_, side, _), position)| {
+        [("time", TIME), ("server CPU", CPU)].map(|(name, metric)| (name, metric, position, *side))
     });
     let x = ("server", Scale::Words(SIDES.map(|(name, ..)| name.to_owned()).to_vec()));
-    Plot::of(&format!("Getting a {}", comparison.title()), x, "seconds", points.filter_map(point))
+    Plot::of(&format!("Fetching a {}", comparison.title()), x, "seconds", points.filter_map(point))
 }
 
 #[cfg(test)]
@@ -356,7 +364,7 @@ mod tests {
     fn compared(sendfile: &[f64], uncopy: &[f64]) -> Comparison {
         let mut comparison = Comparison::new("file of 1 MiB", 1 << 20, &SIDES.map(|(_, side, _)| side));
         for (sendfile, uncopy) in sendfile.iter().zip(uncopy) {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let factor = match side {
                     SENDFILE => *sendfile,
                     Side::Uncopy => *uncopy,
@@ -376,13 +384,13 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_in_the_labs_words_and_explained_from_the_figures() {
+    fn times_are_shown_in_the_labs_words_and_explained_from_the_figures() {
         let text = render(&compared(&[0.5, 0.5, 0.5], &[1.0, 1.1, 0.9]));
         assert!(text.contains("$ read-send\nTime taken: 2.000000 seconds"), "{text}");
         assert!(text.contains("$ sendfile\nTime taken: 1.000000 seconds"), "{text}");
         assert!(text.contains("sendfile: 0.50 of the time (0.50 to 0.50), 2.00 times less"), "{text}");
-        assert!(text.contains("neither copy is made") && text.contains("system -0.900 s"), "{text}");
-        assert!(text.contains("under uncopy: no difference in time that is above the noise (1.00"), "{text}");
+        assert!(text.contains("so neither copy is made") && text.contains("system -0.900 s"), "{text}");
+        assert!(text.contains("under uncopy: no difference in time above the noise (1.00"), "{text}");
         assert!(text.contains("The servers were busy all the time"), "{text}");
     }
 
@@ -390,24 +398,24 @@ mod tests {
     fn a_slower_sendfile_is_not_explained_as_a_faster_one() {
         let lines = explain(&compared(&[1.5, 1.6, 1.5], &[0.5, 0.6, 0.5])).join("\n");
         assert!(lines.contains("sendfile: 1.50 times the time (1.50 to 1.60)"), "{lines}");
-        assert!(lines.contains("and yet it took more"), "{lines}");
+        assert!(lines.contains("and yet it took longer"), "{lines}");
         assert!(lines.contains("under uncopy: 0.50 of the time"), "{lines}");
         let lines = explain(&compared(&[0.9, 1.1], &[1.0, 1.0])).join("\n");
-        assert!(lines.contains("does not show above the noise"), "{lines}");
+        assert!(lines.contains("the saving is not above the noise"), "{lines}");
     }
 
     #[test]
     fn a_file_that_does_not_fit_is_refused_with_what_helps() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
-        check_room(&directory, 1).expect("room for a byte");
-        let failure = check_room(&directory, u64::MAX / 2).expect_err("no disk has that").to_string();
+        check_free_space(&directory, 1).expect("room for a byte");
+        let failure = check_free_space(&directory, u64::MAX / 2).expect_err("no disk has that").to_string();
         assert!(failure.contains("--size") && failure.contains("TMPDIR"), "{failure}");
     }
 
     #[test]
-    fn nothing_is_explained_that_was_not_verified() {
+    fn unverified_times_are_not_explained() {
         let mut comparison = compared(&[0.5], &[1.0]);
-        comparison.round(|_| {
+        comparison.run_round(|_| {
             Ok(Sample { elapsed_s: Some(1.0), user_s: Some(0.0), system_s: Some(0.0), ..Sample::default() })
         });
         let lines = explain(&comparison).join("\n");

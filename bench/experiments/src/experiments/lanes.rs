@@ -7,45 +7,46 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use uncopy_testbed::nobody::SETPRIV;
 
+use crate::apps::environment::{Environment, Unprivileged, Wrapper};
 use crate::apps::programs::Programs;
-use crate::apps::stage::{Stage, Under, Unprivileged};
-use crate::apps::{BEHIND, Case, Effort, PAIRS, Point, pair as app};
+use crate::apps::{BACKEND_CASES, Case, Effort, Point, SAME_SIDE_CASES, pair as app};
 use crate::kit::figures::{self, CPU, LEGEND, RATE};
-use crate::kit::remote::Remote;
+use crate::kit::remote::RemoteServer;
 use crate::kit::{
-    Align, Comparison, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running,
-    Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, counted, measured, size, size_parser,
+    Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Outcome, Plot, Progress, Report, Result,
+    RunningServer, Side, Slices, SlicingOptions, Table, TemporaryDirectory, copies_parser, format_count,
+    format_size, run_with_noise_reduction, size_parser,
 };
 use crate::servers::echo::pair::{self as echo, Transport};
 
 /// Name of the echo among the applications' names.
 const ECHO: &str = "echo";
 
-fn names() -> PossibleValuesParser {
-    let cases = PAIRS.iter().chain(BEHIND).map(|case| case.name);
+fn case_parser() -> PossibleValuesParser {
+    let cases = SAME_SIDE_CASES.iter().chain(BACKEND_CASES).map(|case| case.name);
     std::iter::once(ECHO).chain(cases).collect::<Vec<_>>().into()
 }
 
 /// Programs on one host, with and without lanes between them: an echo, proxies, a broker, Redis
 #[derive(Debug, Args)]
 pub struct Lanes {
-    /// Workloads to measure; all of them if none is named (with --quick the echo)
-    #[arg(value_name = "NAME", value_parser = names())]
+    /// Workloads to measure [default: all; with --quick, the echo]
+    #[arg(value_name = "NAME", value_parser = case_parser())]
     pub names: Vec<String>,
-    /// Transports between the echo's ends
+    /// Transports of the echo
     #[arg(long, value_name = "TRANSPORT,...", default_value = "tcp,unix", value_delimiter = ',', value_enum)]
     pub transport: Vec<Transport>,
-    /// Lengths of the echo's messages, in bytes
+    /// Message sizes of the echo, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "64,16384,65536,524288",
         default_value_if("quick", "true", "64,524288"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of copies that the echo server makes of each message
+    /// Numbers of copies per message in the echo server
     #[arg(long, value_name = "N,N,...", default_value = "0,12", default_value_if("quick", "true", "0"), value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 /// Length below which messages are copied once at most, bytes: eliding could gain nothing.
@@ -57,25 +58,25 @@ const RIVALS: [Side; 4] = [Side::HeapOnly, Side::TunedGlibc, Side::Mimalloc, Sid
 
 impl Experiment for Lanes {
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| Ok(self.measure(launcher, progress)))
+        run_with_noise_reduction(&self.common, |launcher, progress| Ok(self.measure(launcher, progress)))
     }
 }
 
 impl Lanes {
     fn measure(&self, launcher: &Launcher, progress: &mut Progress) -> Report {
-        let is_asked = |name: &str, is_default: bool| match self.names.as_slice() {
+        let is_selected = |name: &str, is_default: bool| match self.names.as_slice() {
             [] => is_default,
             names => names.iter().any(|named| named == name),
         };
         let (mut comparisons, mut versions) = (Vec::new(), Vec::new());
-        if is_asked(ECHO, true) {
+        if is_selected(ECHO, true) {
             comparisons = self.echo(launcher, progress);
         }
-        for case in PAIRS.iter().filter(|case| is_asked(case.name, !self.form.quick)) {
-            comparisons.extend(self.application(case, launcher, progress, &mut versions, Clients::Under));
+        for case in SAME_SIDE_CASES.iter().filter(|case| is_selected(case.name, !self.common.quick)) {
+            comparisons.extend(self.application(case, launcher, progress, &mut versions, ClientSide::Same));
         }
-        for case in BEHIND.iter().filter(|case| is_asked(case.name, !self.form.quick)) {
-            comparisons.extend(self.application(case, launcher, progress, &mut versions, Clients::Plain));
+        for case in BACKEND_CASES.iter().filter(|case| is_selected(case.name, !self.common.quick)) {
+            comparisons.extend(self.application(case, launcher, progress, &mut versions, ClientSide::Plain));
         }
         Report { versions, ..Report::of(comparisons, render, plot) }
     }
@@ -89,13 +90,14 @@ impl Lanes {
                 for copies in
                     self.copies.iter().filter(|copies| **copies == 0 || *size_bytes >= MIN_COPIED_BYTES)
                 {
-                    let what = format!("{} {}", transport.name(), size(*size_bytes as u64));
-                    let title = format!("{what}, {}", counted(*copies, "copy", "copies"));
+                    let what = format!("{} {}", transport.name(), format_size(*size_bytes as u64));
+                    let title = format!("{what}, {}", format_count(*copies, "copy", "copies"));
                     let comparison = Comparison::new(&title, *size_bytes as u64, &slices.sides)
-                        .with("size_bytes", *size_bytes as f64)
-                        .with("copies", *copies as f64);
+                        .with_parameter("size_bytes", *size_bytes as f64)
+                        .with_parameter("copies", *copies as f64);
                     let arguments = echo::arguments(*transport, *size_bytes, *copies);
-                    comparisons.push(together(launcher, &slices, comparison, progress, &arguments, None));
+                    comparisons
+                        .push(measure_same_side(launcher, &slices, comparison, progress, &arguments, None));
                 }
             }
         }
@@ -109,12 +111,12 @@ impl Lanes {
         launcher: &Launcher,
         progress: &mut Progress,
         versions: &mut Vec<(&'static str, String)>,
-        clients: Clients,
+        clients: ClientSide,
     ) -> Vec<Comparison> {
         let (effort, rivals) =
-            if self.form.quick { (Effort::Quick, &[][..]) } else { (Effort::Full, &RIVALS[..]) };
+            if self.common.quick { (Effort::Quick, &[][..]) } else { (Effort::Full, &RIVALS[..]) };
         let slices = self.slicing.slices(&[&SIDES[..], rivals].concat());
-        let found = Programs::find(case.needs);
+        let found = Programs::find(case.packages);
         if let Ok(programs) = &found {
             versions.extend(programs.versions.iter().cloned());
         }
@@ -127,15 +129,17 @@ impl Lanes {
                     return comparison;
                 }
             };
-            if clients == Clients::Plain {
-                return behind(launcher, &slices, comparison, progress, (programs, &point));
+            if clients == ClientSide::Plain {
+                return measure_with_backends(launcher, &slices, comparison, progress, (programs, &point));
             }
             let arguments = app::arguments(case, &point.title);
-            let stage = Stage::new(launcher, Under::Side(Side::Plain), programs);
-            let refuses_root = case.needs.iter().any(|need| need.program == SETPRIV.program);
-            let user = refuses_root.then(|| Unprivileged::of(&stage)).transpose();
+            let environment = Environment::new(launcher, Wrapper::Side(Side::Plain), programs);
+            let refuses_root = case.packages.iter().any(|need| need.program == SETPRIV.program);
+            let user = refuses_root.then(|| Unprivileged::new(&environment)).transpose();
             match user {
-                Ok(user) => together(launcher, &slices, comparison, progress, &arguments, user.as_ref()),
+                Ok(user) => {
+                    measure_same_side(launcher, &slices, comparison, progress, &arguments, user.as_ref())
+                }
                 Err(failure) => {
                     comparison.skip(failure.to_string());
                     comparison
@@ -148,32 +152,35 @@ impl Lanes {
 
 /// Side under which an application's clients run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Clients {
+enum ClientSide {
     /// The same side as the application.
-    Under,
+    Same,
     /// Plain, whatever the application's side.
     Plain,
 }
 
 /// Measures a point whose server and backends run under each side. The processor time is the server's.
-fn behind(
+fn measure_with_backends(
     launcher: &Launcher,
     slices: &Slices,
     mut comparison: Comparison,
     progress: &mut Progress,
     (programs, point): (&Programs, &Point),
 ) -> Comparison {
-    let stage = |side: Side| Stage::new(launcher, Under::Side(side), programs).with_helpers_under(side);
-    let stages: Vec<(Side, Stage<'_>)> = slices.sides.iter().map(|side| (*side, stage(*side))).collect();
+    let environment =
+        |side: Side| Environment::new(launcher, Wrapper::Side(side), programs).with_helpers_under(side);
+    let environments: Vec<(Side, Environment<'_>)> =
+        slices.sides.iter().map(|side| (*side, environment(*side))).collect();
     slices.run(launcher, &mut comparison, false, progress, |side| {
-        let stage = stages.iter().find(|(known, _)| *known == side).map(|(_, stage)| stage);
-        point.work.start(stage.ok_or_else(|| Failure::new("it is not measured"))?)
+        let environment =
+            environments.iter().find(|(known, _)| *known == side).map(|(_, environment)| environment);
+        point.work.start(environment.ok_or_else(|| Failure::new("the side is not measured"))?)
     });
     comparison
 }
 
 /// Measures the processes started by `uncopy-bench` with `arguments`, run by `user` if their server refuses root.
-fn together(
+fn measure_same_side(
     launcher: &Launcher,
     slices: &Slices,
     mut comparison: Comparison,
@@ -183,27 +190,29 @@ fn together(
 ) -> Comparison {
     const TITLE: &str = "the clients";
     slices.run(launcher, &mut comparison, false, progress, |side| {
-        let command: Command = launcher.bench(side, arguments);
+        let command: Command = launcher.bench_command(side, arguments);
         let (command, directory) = match user {
             Some(user) => user.with_directory(command, TITLE)?,
             None => (command, TemporaryDirectory::make()?),
         };
-        let remote = Remote::start(command, TITLE, directory)?;
-        Ok(Box::new(remote) as Box<dyn Running>)
+        let remote = RemoteServer::start(command, TITLE, directory)?;
+        Ok(Box::new(remote) as Box<dyn RunningServer>)
     });
     comparison
 }
 
 fn render(comparisons: &[Comparison]) -> String {
-    let (gains, table) = (gains(comparisons), figures::table(comparisons, &[]));
+    let (gains, table) = (gains_table(comparisons), figures::table(comparisons, &[]));
     format!(
-        "{gains}{table}{}\n{LEGEND}lanes: large parts pass by reference between the programs; the processor time is that of all of \
-         them (clients outside: the server's alone). The best: of plain, heap only, tuned glibc, mimalloc and jemalloc, what takes the least\n",
-        figures::counts(comparisons)
+        "{gains}{table}{}\n\
+         {LEGEND}lanes: large parts of messages pass by reference between the programs\n\
+         CPU is the sum over all programs; with clients outside, over the server's processes alone\n\
+         the best: the allocator with the least CPU of plain, heap only, tuned glibc, mimalloc and jemalloc\n",
+        figures::counts_table(comparisons)
     )
 }
 
-fn gains(comparisons: &[Comparison]) -> String {
+fn gains_table(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("lanes", Left),
@@ -213,12 +222,12 @@ fn gains(comparisons: &[Comparison]) -> String {
         ("CPU over uncopy", Right),
         ("rate over the best", Right),
         ("CPU over the best", Right),
-        ("which is", Left),
+        ("the best", Left),
     ]);
     for comparison in comparisons {
-        let over = |other, metric| figures::ratio(comparison.ratio_of(Side::Lanes, other, metric));
+        let over = |other, metric| figures::ratio_cell(comparison.ratio_of(Side::Lanes, other, metric));
         let best = |metric| comparison.ratio_to_best(Side::Lanes, metric);
-        let over_best = |metric| figures::ratio(best(metric).map(|(ratio, _)| ratio));
+        let over_best = |metric| figures::ratio_cell(best(metric).map(|(ratio, _)| ratio));
         table.row(vec![
             comparison.title().to_owned(),
             over(Side::Plain, RATE),

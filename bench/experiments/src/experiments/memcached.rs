@@ -3,14 +3,14 @@
 
 use clap::Args;
 
+use crate::apps::environment::{Environment, Wrapper};
 use crate::apps::memcached::Values;
 use crate::apps::programs::Programs;
-use crate::apps::stage::{Stage, Under};
 use crate::kit::experiment::STATUS_USAGE;
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::{
-    Comparison, Entry, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Side, Slicing,
-    begin, bytes_parser, claim, entry, measured,
+    CommonOptions, Comparison, Experiment, Launcher, Outcome, Plot, Progress, Report, ReportEntry, Result,
+    Side, SlicingOptions, bytes_parser, claim, entry, prepare_experiment, run_with_noise_reduction,
 };
 
 /// Name of the program built from Debian's source unchanged.
@@ -26,69 +26,71 @@ const MIXED_BYTES: usize = 64 << 10;
 /// Number of operations per SET, in the workload with SETs.
 const OPERATIONS_PER_SET: u64 = 10;
 
-/// memcached with its values in twin memory, as it is, and under uncopy (ZCopy, section 4); `make memcached` builds it
+/// memcached with values in twin memory, unmodified, and under uncopy (ZCopy, section 4); needs `make memcached`
 #[derive(Debug, Args)]
 pub struct Memcached {
-    /// Lengths of values, in bytes
+    /// Value sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "100,1024,4096,16384,65536,262144,1048576",
         default_value_if("quick", "true", "100,65536,1048576"), value_delimiter = ',', value_parser = bytes_parser(MAX_VALUE_BYTES))]
     pub sizes: Vec<usize>,
     /// Workloads to measure over TCP
     #[arg(long, value_name = "LOAD,...", default_value = "get,mixed", value_delimiter = ',', value_enum)]
-    pub only: Vec<Load>,
+    pub only: Vec<MemcachedLoad>,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 /// A workload over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Load {
-    /// GET of each of --sizes
+pub enum MemcachedLoad {
+    /// GET of each value size
     Get,
     /// 90 % GET and 10 % SET, values of 64 KiB
     Mixed,
 }
 
 impl Experiment for Memcached {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "memcached",
             "memcached whose values are sent by reference",
             &[
                 claim(
                     "ZCopy, Figure 8 (§4.1)",
-                    "By TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; then the network is the limit.",
+                    "TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; \
+                     above, the network is the limit.",
                 ),
                 claim(
                     "ZCopy, Figure 6 (§4.1)",
-                    "By UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes. Not measured here: a datagram of memcached's holds no whole page.",
+                    "UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes. Not measured here: memcached's \
+                     datagrams are smaller than a page.",
                 ),
             ],
             "memcached",
             "memcached --quick",
         ),
-        Entry {
+        ReportEntry {
             network: Some("veth-1500"),
             ..entry(
                 "memcached-veth-1500",
-                "memcached whose values are sent by reference, over a link with MTU 1500",
-                &[claim("ZCopy, Figure 8 (§4.1)", "There over a network of 1 Gbit/s.")],
+                "memcached whose values are sent by reference, MTU 1500",
+                &[claim("ZCopy, Figure 8 (§4.1)", "Measured over a network of 1 Gbit/s.")],
                 "memcached --only get --sizes 16384,65536,262144,1048576",
                 "memcached --quick --only get --sizes 65536",
             )
         },
     ];
-    const PLACE: u8 = 110;
+    const REPORT_POSITION: u8 = 110;
 
     fn run(&self) -> Result<Outcome> {
-        let launcher = begin()?;
-        if ![PLAIN_NAME, TWIN_NAME].iter().all(|name| launcher.beside(name).is_file()) {
+        let launcher = prepare_experiment()?;
+        if ![PLAIN_NAME, TWIN_NAME].iter().all(|name| launcher.sibling_program(name).is_file()) {
             eprintln!("uncopy: {PLAIN_NAME} and {TWIN_NAME} are not built; run make memcached first");
             return Ok(Outcome::Status(STATUS_USAGE));
         }
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             Ok(Report::of(self.measure(launcher, progress), render, plot))
         })
     }
@@ -97,8 +99,10 @@ impl Experiment for Memcached {
 impl Memcached {
     fn points(&self) -> Vec<Values> {
         let points = self.only.iter().flat_map(|load| match load {
-            Load::Get => self.sizes.iter().map(|size_bytes| Values::by_tcp(*size_bytes, u64::MAX)).collect(),
-            Load::Mixed => vec![Values::by_tcp(MIXED_BYTES, OPERATIONS_PER_SET)],
+            MemcachedLoad::Get => {
+                self.sizes.iter().map(|size_bytes| Values::by_tcp(*size_bytes, u64::MAX)).collect()
+            }
+            MemcachedLoad::Mixed => vec![Values::by_tcp(MIXED_BYTES, OPERATIONS_PER_SET)],
         });
         points.collect()
     }
@@ -109,10 +113,10 @@ impl Memcached {
         let measure = |values: &Values| {
             let size_bytes = values.size_bytes();
             let mut comparison = Comparison::new(values.title(), size_bytes as u64, &slices.sides)
-                .with("size", size_bytes as f64);
+                .with_parameter("size", size_bytes as f64);
             slices.run(launcher, &mut comparison, false, progress, |side| {
                 let name = if side == Side::Twin { TWIN_NAME } else { PLAIN_NAME };
-                values.start_own(&Stage::new(launcher, Under::Side(side), &programs), name)
+                values.start_own(&Environment::new(launcher, Wrapper::Side(side), &programs), name)
             });
             comparison
         };
@@ -122,7 +126,10 @@ impl Memcached {
 
 fn render(comparisons: &[Comparison]) -> String {
     format!(
-        "{}\nplain: memcached as it is; uncopy: the same under uncopy run; twin: its values are in twin memory\n{}",
+        "{}\n\
+         plain: unmodified memcached; uncopy: unmodified, under uncopy run; twin: with its values in twin \
+         memory\n\
+         {}",
         figures::table(comparisons, &[]),
         figures::LEGEND
     )

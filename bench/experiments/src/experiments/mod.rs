@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use crate::kit::network::Network;
-use crate::kit::{Entry, Experiment, Outcome, Result};
+use crate::kit::{Experiment, Outcome, ReportEntry, Result};
 
 mod apps;
 mod demo;
@@ -60,8 +60,8 @@ macro_rules! commands {
         }
 
         /// Entries of each command in the report, and its position there.
-        const ENTRIES: &[(u8, &[Entry])] =
-            &[$((<$options as Experiment>::PLACE, <$options as Experiment>::ENTRIES)),*];
+        const ENTRIES: &[(u8, &[ReportEntry])] =
+            &[$((<$options as Experiment>::REPORT_POSITION, <$options as Experiment>::ENTRIES)),*];
     };
 }
 
@@ -95,11 +95,12 @@ commands! {
 
 /// Returns the report's entries in order: by position, those over other networks than the loopback device last.
 #[must_use]
-pub fn entries() -> Vec<&'static Entry> {
-    let places = ENTRIES.iter().flat_map(|(place, entries)| entries.iter().map(move |entry| (*place, entry)));
-    let mut places: Vec<(u8, &Entry)> = places.collect();
-    places.sort_by_key(|(place, entry)| (entry.network.is_some(), *place));
-    places.into_iter().map(|(_, entry)| entry).collect()
+pub fn entries() -> Vec<&'static ReportEntry> {
+    let positioned =
+        ENTRIES.iter().flat_map(|(position, entries)| entries.iter().map(move |entry| (*position, entry)));
+    let mut positioned: Vec<(u8, &ReportEntry)> = positioned.collect();
+    positioned.sort_by_key(|(position, entry)| (entry.network.is_some(), *position));
+    positioned.into_iter().map(|(_, entry)| entry).collect()
 }
 
 #[cfg(test)]
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quick_form_of_every_experiment_measures_less_unless_told_otherwise() {
+    fn quick_experiments_measure_less_unless_options_are_given() {
         let Ok(Command::Echo(echo)) = parse("echo sizes --quick --rounds 2") else {
             panic!("sizes has a quick form")
         };

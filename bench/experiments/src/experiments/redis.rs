@@ -5,23 +5,23 @@ use clap::{Args, ValueEnum};
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::{REDIS, Values};
-use crate::apps::{By, Point};
+use crate::apps::{Point, Scheme};
 use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
 use crate::kit::{
-    Entry, Experiment, Failure, Form, Outcome, Report, Result, Rivalry, amount, claim, count_parser, disk,
-    entry, measured, size_parser,
+    CommonOptions, ComparisonOptions, Experiment, Failure, Outcome, Report, ReportEntry, Result, claim,
+    count_parser, disk, entry, format_amount, run_with_noise_reduction, size_parser,
 };
 
 /// Space required in the temporary directory, bytes: many times the size to which a log grows.
-const ROOM_BYTES: u64 = 1 << 30;
+const MIN_FREE_BYTES: u64 = 1 << 30;
 
 /// Whether Redis keeps its append-only file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AppendOnly {
-    /// Redis keeps no append-only file
+    /// Redis without an append-only file
     Off,
-    /// Redis keeps its append-only file
+    /// Redis with an append-only file
     On,
 }
 
@@ -37,29 +37,32 @@ pub struct Redis {
         value_enum
     )]
     pub workload: Vec<Workload>,
-    /// Lengths of values, in bytes
+    /// Value sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "64,65536,262144,1048576",
         default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// States of the append-only file
+    /// Append-only file, off or on
     #[arg(long, value_name = "STATE,...", default_value = "on", value_delimiter = ',', value_enum)]
     pub append_only: Vec<AppendOnly>,
     /// Number of connections to Redis
     #[arg(long, value_name = "N", default_value = "4", value_parser = count_parser())]
     pub clients: usize,
     #[command(flatten)]
-    pub rivalry: Rivalry,
+    pub comparison_options: ComparisonOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Redis {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "redis-set",
             "Redis, SET, append-only file on",
             &[
-                claim("zIO, Figure 11 (§5.2)", "Up to 1.8 times Linux, above all for larger values."),
+                claim(
+                    "zIO, Figure 11 (§5.2)",
+                    "Up to 1.8 times the throughput of Linux, mostly for larger values.",
+                ),
                 claim(
                     "zIO, §5.2.1",
                     "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
@@ -73,7 +76,7 @@ impl Experiment for Redis {
             "Redis, GET",
             &[claim(
                 "zIO, Table 1",
-                "A GET makes fewer copies in the application than a SET; not measured by itself.",
+                "A GET makes fewer copies in the application than a SET; not measured alone.",
             )],
             "redis --workload get --append-only off --sizes 65536,262144,1048576",
             "redis --quick --workload get --append-only off --sizes 262144 --sides uncopy",
@@ -81,40 +84,46 @@ impl Experiment for Redis {
         entry(
             "redis-ycsb-a",
             "Redis, YCSB workload A",
-            &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times Linux.")],
+            &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times the throughput of Linux.")],
             "redis --workload ycsb-a --sizes 262144,1048576",
             "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
         ),
-        Entry {
+        ReportEntry {
             network: Some("veth-1500"),
             ..entry(
                 "redis-set-veth-1500",
-                "Redis, SET, over a link with MTU 1500",
-                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "Redis, SET, MTU 1500",
+                &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
                 "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
                 "redis --quick --workload set --sizes 262144 --sides uncopy",
             )
         },
-        Entry {
+        ReportEntry {
             network: Some("veth-9000"),
             ..entry(
                 "redis-set-veth-9000",
-                "Redis, SET, over a link with MTU 9000",
-                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "Redis, SET, MTU 9000",
+                &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
                 "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
                 "redis --quick --workload set --sizes 262144 --sides uncopy",
             )
         },
     ];
-    const PLACE: u8 = 80;
+    const REPORT_POSITION: u8 = 80;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let programs = Programs::find(&[REDIS])?;
-            check_room()?;
-            let slices = self.rivalry.slices();
-            let comparisons =
-                measure::points(launcher, &programs, &self.points(), By::Slices, &slices, progress);
+            check_free_space()?;
+            let slices = self.comparison_options.slices();
+            let comparisons = measure::measure_points(
+                launcher,
+                &programs,
+                &self.points(),
+                Scheme::Slices,
+                &slices,
+                progress,
+            );
             let versions = programs.versions;
             Ok(Report { versions, ..Report::of(comparisons, measure::tables, measure::plot) })
         })
@@ -140,17 +149,17 @@ impl Redis {
 /// Checks that the disk does not fill even if logs are not trimmed for a while.
 ///
 /// # Errors
-/// [`Failure`] that says where there is too little room.
-pub fn check_room() -> Result<()> {
+/// [`Failure`] that names the file system with too little free space.
+pub fn check_free_space() -> Result<()> {
     let directory = std::env::temp_dir();
     let free_bytes = disk::free_bytes(&directory)?;
-    if free_bytes >= ROOM_BYTES {
+    if free_bytes >= MIN_FREE_BYTES {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "{} has {} free and {} are needed; set TMPDIR to a directory with more room",
+        "{} has {} free and {} are needed; set TMPDIR to a directory with more free space",
         directory.display(),
-        amount(free_bytes),
-        amount(ROOM_BYTES)
+        format_amount(free_bytes),
+        format_amount(MIN_FREE_BYTES)
     )))
 }

@@ -10,14 +10,15 @@ use uncopy_testbed::package::on_path;
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::{REDIS, Values};
-use crate::apps::{By, Case, Effort, Point, memcached, nginx};
+use crate::apps::{Case, Effort, Point, Scheme, memcached, nginx};
 use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
 use crate::kit::processes::process::{self, Output};
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
-    Random, Report, Result, Rounds, Sample, Side, Slicing, Table, While, claim, compare, count_parser, entry,
-    figures, measured, number, print, size, size_parser,
+    Align, CommonOptions, Comparison, Experiment, Failure, Interval, Launcher, Metric, Outcome, Plot,
+    Progress, Random, Report, ReportEntry, Result, Rounds, Sample, Side, SlicingOptions, Table, While, claim,
+    compare, count_parser, entry, figures, format_number, format_size, print, run_with_noise_reduction,
+    size_parser,
 };
 
 /// Calls of memcpy in one sample, which take about a tenth of a second.
@@ -42,11 +43,11 @@ const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];
 /// A row of the table of `small`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Row {
-    /// A memcpy of 64 bytes
+    /// memcpy of 64 bytes
     Memcpy,
     /// The start of `true`
     Start,
-    /// `cat` of a short file
+    /// Start of `cat` with a short file
     Cat,
     /// Redis with values of 64 bytes
     Redis,
@@ -56,7 +57,7 @@ pub enum Row {
     Nginx,
 }
 
-/// Small I/O of packaged servers, a 64-byte memcpy, the start of a program
+/// Cases too small to gain: small I/O of packaged servers, a 64-byte memcpy, the start of a program
 #[derive(Debug, Args)]
 pub struct Small {
     /// Rows of the table to measure
@@ -68,38 +69,38 @@ pub struct Small {
         value_enum
     )]
     pub only: Vec<Row>,
-    /// Starts of `true` and of `cat` under each side
+    /// Number of starts of `true` and of `cat` on each side
     #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "20"), value_parser = count_parser())]
     pub starts: usize,
     /// Number of connections to Redis
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Small {
-    const ENTRIES: &'static [Entry] = &[entry(
+    const ENTRIES: &'static [ReportEntry] = &[entry(
         "small",
-        "Where there is nothing to gain",
+        "Cases too small to gain",
         &[claim("zIO, §5.2.1", "SET of 8 KiB under the 16 KiB policy: 2 % slower.")],
         "small",
         "small --quick",
     )];
-    const PLACE: u8 = 90;
+    const REPORT_POSITION: u8 = 90;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let (mut own, mut servers) = (Vec::new(), Vec::new());
             for row in &self.only {
-                let mut server = |needs: &[Package], points: &[Point]| {
-                    servers.extend(self.measure_server(launcher, needs, points, progress));
+                let mut server = |packages: &[Package], points: &[Point]| {
+                    servers.extend(self.measure_server(launcher, packages, points, progress));
                 };
                 match row {
-                    Row::Memcached => server(memcached::TCP.needs, &smallest(&memcached::TCP)),
-                    Row::Nginx => server(nginx::STATIC.needs, &smallest(&nginx::STATIC)),
+                    Row::Memcached => server(memcached::TCP.packages, &smallest(&memcached::TCP)),
+                    Row::Nginx => server(nginx::STATIC.packages, &smallest(&nginx::STATIC)),
                     Row::Redis => {
                         let values = |workload| {
                             let (size_bytes, clients, append_only) = (SHORT_BYTES, self.clients, true);
@@ -130,18 +131,19 @@ impl Experiment for Small {
 
 impl Small {
     fn measure_memcpy(&self, launcher: &Launcher, progress: &mut Progress) -> Comparison {
-        let calls = if self.form.quick { QUICK_CALLS } else { CALLS };
-        let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
+        let calls = if self.common.quick { QUICK_CALLS } else { CALLS };
+        let title = format!("memcpy of {}", format_size(SHORT_BYTES as u64));
         let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
         Rounds::exactly(self.slicing.rounds).run_one(&mut short, progress, |side, _| {
             let arguments =
                 ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
-            let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
+            let output = process::run(launcher.bench_command(side, &arguments), "memcpy-loop", TIMEOUT)?;
             let notes = notes(&output);
             let output = output.success("memcpy-loop")?;
             let ns = output.stdout.trim().parse::<f64>();
-            let ns =
-                ns.map_err(|_| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
+            let ns = ns.map_err(|_| {
+                Failure::new(format!("unexpected output of memcpy-loop: {}", output.stdout.escape_debug()))
+            })?;
             // The child compared the copy with its source.
             let verified_bytes = Some(SHORT_BYTES as u64);
             Ok(Sample { latency_p50_us: Some(ns / 1e3), verified_bytes, notes, ..Sample::default() })
@@ -149,24 +151,26 @@ impl Small {
         short
     }
 
-    /// Measures the rows of a server; leaves them out if the server is not installed.
+    /// Measures the rows of a server; skips them if the server is not installed.
     fn measure_server(
         &self,
         launcher: &Launcher,
-        needs: &[Package],
+        packages: &[Package],
         points: &[Point],
         progress: &mut Progress,
     ) -> Vec<Comparison> {
         let slices = self.slicing.slices(&[Side::Uncopy]);
-        match Programs::find(needs) {
-            Ok(programs) => measure::points(launcher, &programs, points, By::Slices, &slices, progress),
+        match Programs::find(packages) {
+            Ok(programs) => {
+                measure::measure_points(launcher, &programs, points, Scheme::Slices, &slices, progress)
+            }
             Err(missing) => {
-                let left_out = |point: &Point| {
+                let skipped = |point: &Point| {
                     let mut comparison = Comparison::new(&point.title, point.operation_bytes, &slices.sides);
                     comparison.skip(missing.to_string());
                     comparison
                 };
-                points.iter().map(left_out).collect()
+                points.iter().map(skipped).collect()
             }
         }
     }
@@ -243,15 +247,18 @@ fn measure_start(
     let expected =
         file.map_or(Ok(String::new()), |file| std::fs::read_to_string(file).doing("reading a short file"))?;
     let mut start = Comparison::new(format!("start of {name}"), 0, &SIDES);
-    progress.tell(start.title(), 0, 1, "both sides");
+    progress.report_round(start.title(), 0, 1, "both sides");
     for _ in 0..starts {
-        start.round(|side| {
+        start.run_round(|side| {
             let command: Command = launcher.command(side, program.as_os_str(), file.as_slice());
             let output = process::run(command, name, TIMEOUT)?;
             let notes = notes(&output);
             let output = output.success(name)?;
             if output.stdout != expected {
-                return Err(Failure::new(format!("{name} wrote {}", output.stdout.escape_debug())));
+                return Err(Failure::new(format!(
+                    "unexpected output of {name}: {}",
+                    output.stdout.escape_debug()
+                )));
             }
             let latency_p50_us = Some(output.elapsed.as_secs_f64() * 1e6);
             Ok(Sample { latency_p50_us, verified_bytes: Some(0), notes, ..Sample::default() })
@@ -283,12 +290,12 @@ fn render(comparisons: &[Comparison]) -> String {
         let more = comparison.difference(Side::Uncopy, TIME);
         table.row(vec![
             comparison.title().to_owned(),
-            number(median(Side::Plain)),
-            number(median(Side::Uncopy)),
+            format_number(median(Side::Plain)),
+            format_number(median(Side::Uncopy)),
             unit.to_owned(),
-            more.map_or_else(|| "-".to_owned(), |more| number(more.median * scale)),
+            more.map_or_else(|| "-".to_owned(), |more| format_number(more.median * scale)),
             more.map_or_else(String::new, |more| {
-                format!("{} to {}", number(more.low * scale), number(more.high * scale))
+                format!("{} to {}", format_number(more.low * scale), format_number(more.high * scale))
             }),
         ]);
     }

@@ -17,9 +17,10 @@ use serde_json::json;
 use crate::kit::figures::median;
 use crate::kit::processes::signals::Requests;
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Judge, Latencies, Launcher, Metric, Outcome, Plot,
-    Progress, Random, Report, Result, Rounds, Sample, Side, Table, TemporaryDirectory, While, claim, compare,
-    count_parser, entry, figure, measured, number, print, start_server,
+    Align, CommonOptions, Comparison, Criterion, Experiment, Failure, Latencies, Launcher, Metric, Outcome,
+    Plot, Progress, Random, Report, ReportEntry, Result, Rounds, Sample, Side, Table, TemporaryDirectory,
+    While, claim, compare, count_parser, entry, format_figure, format_number, print,
+    run_with_noise_reduction, start_server,
 };
 use crate::servers::echo::server::{Buffer, PAGE_BYTES, shuffled};
 
@@ -41,40 +42,41 @@ fn views_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1_000_000)
 }
 
-/// Copies that replace a view among many; what tracking costs (zIO, section 5.2.1)
+/// Cost of tracking: copies that replace one of many views (zIO, section 5.2.1)
 #[derive(Debug, Args)]
 pub struct Tracking {
-    /// Numbers of views alive
+    /// Numbers of live views
     #[arg(long, value_name = "N,N,...", default_value = "10,1000,100000", default_value_if("quick", "true", "10,1000"), value_delimiter = ',', value_parser = views_parser())]
     pub views: Vec<usize>,
-    /// Copies that are timed in each measurement
+    /// Number of copies timed in each measurement
     #[arg(long, value_name = "N", default_value = "100000", default_value_if("quick", "true", "10000"))]
     pub calls: u32,
-    /// Rounds; each runs every side once
+    /// Number of rounds; each runs every side once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Tracking {
-    const ENTRIES: &'static [Entry] = &[Entry {
-        judge: Judge::Cost,
+    const ENTRIES: &'static [ReportEntry] = &[ReportEntry {
+        criterion: Criterion::NotJudged,
         ..entry(
             "tracking",
-            "What keeping track of a copy costs",
+            "Cost of tracking a copy",
             &[claim(
                 "zIO, §5.2.1",
-                "190 ns for a lookup and an insertion in the skiplist, at most 640 entries; that is the skiplist alone.",
+                "190 ns for a lookup and an insertion in the skiplist of at most 640 entries; the skiplist \
+                 alone.",
             )],
             "tracking --rounds 5",
             "tracking --quick",
         )
     }];
-    const PLACE: u8 = 70;
+    const REPORT_POSITION: u8 = 70;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             Ok(Report::of(self.measure(launcher, progress), render, plot))
         })
     }
@@ -87,7 +89,7 @@ pub struct ViewLoop {
     /// Number of live views
     #[arg(long, value_name = "N", value_parser = views_parser())]
     pub views: usize,
-    /// Copies that are timed
+    /// Number of copies timed
     #[arg(long, value_name = "N")]
     pub calls: u32,
 }
@@ -107,7 +109,7 @@ impl Tracking {
         let comparison = |views: &usize| {
             let title = format!("copy of 4 KiB, {views} views");
             let mut comparison =
-                Comparison::new(&title, PAGE_BYTES as u64, &SIDES).with("views", *views as f64);
+                Comparison::new(&title, PAGE_BYTES as u64, &SIDES).with_parameter("views", *views as f64);
             Rounds::exactly(self.rounds).run_one(&mut comparison, progress, |side, _| {
                 sample(launcher, side, *views, u64::from(self.calls))
             });
@@ -145,32 +147,32 @@ fn time_copies(views: usize, calls: u64) -> Result<Times> {
         (0..targets).map(|_| Buffer::aligned(TARGET_PAGES * PAGE_BYTES)).collect::<io::Result<Vec<_>>>();
     let targets = targets.doing("allocating the targets")?;
     // Index of the source page that each page holds.
-    let mut held = vec![0usize; views];
+    let mut source_pages = vec![0usize; views];
     let mut copied = 0usize;
-    let mut copy = |held: &mut Vec<usize>| {
+    let mut copy = |source_pages: &mut Vec<usize>| {
         let page = shuffled(copied % views, 1, views);
         // The index differs from the page's previous one, and from the successor of its neighbour's.
-        held[page] = (copied.wrapping_mul(37) + page * 7) % SOURCE_PAGES;
+        source_pages[page] = (copied.wrapping_mul(37) + page * 7) % SOURCE_PAGES;
         copied += 1;
         let (target, within) = (&targets[page / TARGET_PAGES], page % TARGET_PAGES * PAGE_BYTES);
         // SAFETY: memcpy(3) requires two pages that do not overlap: they lie in separate blocks, as
-        // `held[page]` is below SOURCE_PAGES and `within` below TARGET_PAGES pages. The source is initialised.
+        // `source_pages[page]` is below SOURCE_PAGES and `within` below TARGET_PAGES pages. The source is initialised.
         unsafe {
             libc::memcpy(
                 black_box(target.start().byte_add(within)),
-                black_box(source.start().byte_add(held[page] * PAGE_BYTES)),
+                black_box(source.start().byte_add(source_pages[page] * PAGE_BYTES)),
                 black_box(PAGE_BYTES),
             )
         };
     };
     for _ in 0..views {
-        copy(&mut held);
+        copy(&mut source_pages);
     }
     let mut times = Latencies::default();
     for _ in 0..calls.div_ceil(BATCH as u64).max(1) {
         let begin = Instant::now();
         for _ in 0..BATCH {
-            copy(&mut held);
+            copy(&mut source_pages);
         }
         times.record(begin.elapsed());
     }
@@ -183,7 +185,7 @@ fn time_copies(views: usize, calls: u64) -> Result<Times> {
         // SAFETY: the page lies inside its target, as `within` is below TARGET_PAGES pages, and is initialised,
         // because every page was copied to at least once.
         let found = unsafe { std::slice::from_raw_parts(begin.byte_add(within), PAGE_BYTES) };
-        let expected = &bytes[held[page] * PAGE_BYTES..][..PAGE_BYTES];
+        let expected = &bytes[source_pages[page] * PAGE_BYTES..][..PAGE_BYTES];
         compare(expected, found)
             .map_err(|mismatch| Failure::new(format!("wrong copy in page {page}: {mismatch}")))?;
         verified_bytes += PAGE_BYTES as u64;
@@ -199,21 +201,21 @@ fn receive(buffer: &Buffer, bytes: &[u8]) -> Result<()> {
     // SAFETY: read(2) writes at most `bytes.len()` bytes; the caller allocated `buffer` with that length, and
     // no reference to its contents exists.
     let got = unsafe { libc::read(file.as_raw_fd(), buffer.start(), bytes.len()) };
-    let whole = [written, got].iter().all(|count| usize::try_from(*count) == Ok(bytes.len()));
-    if whole { Ok(()) } else { Err(io::Error::last_os_error()).doing("reading the source") }
+    let is_complete = [written, got].iter().all(|count| usize::try_from(*count) == Ok(bytes.len()));
+    if is_complete { Ok(()) } else { Err(io::Error::last_os_error()).doing("reading the source") }
 }
 
 fn sample(launcher: &Launcher, side: Side, views: usize, calls: u64) -> Result<Sample> {
     let arguments = ["view-loop".to_owned(), format!("--views={views}"), format!("--calls={calls}")];
     let directory = TemporaryDirectory::make()?;
-    let mut server = start_server(launcher.bench(side, &arguments), "view-loop", directory)?;
+    let mut server = start_server(launcher.bench_command(side, &arguments), "view-loop", directory)?;
     let line = server.first_line()?;
     let times: Times = serde_json::from_str(&line)
-        .map_err(|_| Failure::new(format!("view-loop wrote \"{}\"", line.escape_debug())))?;
+        .map_err(|_| Failure::new(format!("unexpected output of view-loop: \"{}\"", line.escape_debug())))?;
     let pid = server.process().pid();
     let (mut notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), true);
     if let Some(activity) = activity.filter(|activity| activity.views_peak < views as u64 / 10 * 9) {
-        notes.push(format!("no more than {} views were alive", activity.views_peak));
+        notes.push(format!("only {} views were alive", activity.views_peak));
     }
     let defect = server.process().stop().err().map(|failure| failure.to_string());
     Ok(Sample {
@@ -238,7 +240,7 @@ fn render(comparisons: &[Comparison]) -> String {
         ("spread", Right),
     ]);
     for comparison in comparisons {
-        let ns = |side, metric| figure(median(comparison, side, metric).map(|us| us * 1e3));
+        let ns = |side, metric| format_figure(median(comparison, side, metric).map(|us| us * 1e3));
         let p99: Metric = |sample| sample.latency_p99_us;
         let spread = comparison.figure(Side::Always, TIME).map(|spread| spread.scaled(1e3));
         table.row(vec![
@@ -247,13 +249,16 @@ fn render(comparisons: &[Comparison]) -> String {
             ns(Side::Plain, p99),
             ns(Side::Always, TIME),
             ns(Side::Always, p99),
-            spread
-                .map_or_else(String::new, |spread| format!("{}–{}", number(spread.low), number(spread.high))),
+            spread.map_or_else(String::new, |spread| {
+                format!("{}–{}", format_number(spread.low), format_number(spread.high))
+            }),
         ]);
     }
     format!(
-        "{}\ncopied: plain; tracked: a copy that replaces a view, everything included (lookup, drop, insert, locks);\n\
-         medians over batches of {BATCH}, p99 of the batches; spread of the tracked ones over the rounds\n",
+        "{}\n\
+         copied: memcpy under plain; tracked: a copy that replaces a view, with lookup, drop, insert and \
+         locks\n\
+         times: medians and p99 over batches of {BATCH} copies; spread: of tracked, over the rounds\n",
         table.render()
     )
 }

@@ -11,16 +11,16 @@ use crate::kit::side::Side;
 use crate::kit::slices::Slices;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
-const SIZE_LIMIT_BYTES: usize = 512 << 20;
+const MAX_SIZE_BYTES: usize = 512 << 20;
 
-/// Returns a parser of a byte count from 1 to `most`. All sizes on the command line go through this parser.
-pub fn bytes_parser(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    move |text| size::parse_within(text, 1..=most)
+/// Returns a parser of a byte count from 1 to `max`. All sizes on the command line go through this parser.
+pub fn bytes_parser(max: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| size::parse_within(text, 1..=max)
 }
 
 /// Returns a parser of a message or value length, bytes.
 pub fn size_parser() -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    bytes_parser(SIZE_LIMIT_BYTES)
+    bytes_parser(MAX_SIZE_BYTES)
 }
 
 pub fn copies_parser() -> RangedU64ValueParser<usize> {
@@ -45,48 +45,48 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// Returns the command-line spelling of `value`.
-pub fn word(value: &impl ValueEnum) -> String {
+pub fn cli_name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Output options of an experiment.
 #[derive(Clone, Debug, Default, Args)]
-pub struct Form {
-    /// Measure less and shorter: a few seconds, figures too rough for conclusions
+pub struct CommonOptions {
+    /// Measure for a few seconds only; the results are too rough for conclusions
     #[arg(long)]
     pub quick: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Also draw the figures, as an SVG image in FILE
+    /// Also write a plot of the results to FILE, as SVG
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
 
 /// Options of a case that is measured by slices.
 #[derive(Clone, Debug, Args)]
-pub struct Slicing {
-    /// Rounds that count, at least; each loads every side once, for a slice
+pub struct SlicingOptions {
+    /// Minimum number of valid rounds; a round loads every side once, for one slice
     #[arg(long, value_name = "N", default_value = "25", default_value_if("quick", "true", "7"), value_parser = count_parser())]
     pub rounds: usize,
-    /// Processes of each side, at least
+    /// Minimum number of processes of each side
     #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub processes: usize,
-    /// Time of measuring a case, at most: it ends before where every ratio is known to 2 %
+    /// Maximum time of a case; it ends earlier once every ratio is known to within 2 %
     #[arg(long, value_name = "SECONDS", default_value = "30", default_value_if("quick", "true", "4"), value_parser = seconds)]
     pub seconds: Duration,
-    /// Length of a slice
+    /// Duration of a slice
     #[arg(long, value_name = "SECONDS", default_value = "0.02", value_parser = seconds)]
     pub slice: Duration,
-    /// Load of a process under uncopy before it is measured, in which it finds out what pays
+    /// Duration of the load before a process under uncopy is measured, in which its policy adapts
     #[arg(long, value_name = "SECONDS", default_value = "4", default_value_if("quick", "true", "2"), value_parser = seconds)]
     pub warm_up: Duration,
-    /// Count rounds that others disturbed, too
+    /// Keep rounds that other programs or the host disturbed
     #[arg(long)]
     pub keep_disturbed: bool,
 }
 
-impl Slicing {
+impl SlicingOptions {
     /// Returns the measurement parameters: plain, plain again, and `sides`, each once.
     #[must_use]
     pub fn slices(&self, sides: &[Side]) -> Slices {
@@ -97,17 +97,17 @@ impl Slicing {
             }
         }
         let Self { rounds, processes, seconds: time, slice, warm_up, keep_disturbed } = *self;
-        let (rest, cycle) = (Duration::ZERO, None);
-        Slices { sides: all, processes, rounds, time, slice, rest, warm_up, keep_disturbed, cycle }
+        let (pause, cycle) = (Duration::ZERO, None);
+        Slices { sides: all, processes, rounds, time, slice, pause, warm_up, keep_disturbed, cycle }
     }
 }
 
 /// Options of an application case that is measured by slices, with the sides to compare.
 #[derive(Clone, Debug, Args)]
-pub struct Rivalry {
+pub struct ComparisonOptions {
     #[command(flatten)]
-    pub slicing: Slicing,
-    /// Sides compared with plain: uncopy, and its alternatives
+    pub slicing: SlicingOptions,
+    /// Sides to compare with plain: uncopy and its alternatives
     #[arg(
         long,
         value_name = "SIDE,...",
@@ -118,7 +118,7 @@ pub struct Rivalry {
     pub sides: Vec<Side>,
 }
 
-impl Rivalry {
+impl ComparisonOptions {
     /// Returns the measurement parameters, without [`Side::Limit`]: no application has a version without copies.
     #[must_use]
     pub fn slices(&self) -> Slices {

@@ -41,14 +41,14 @@ impl Counts {
             Vec::new()
         };
         let counted = |of: fn(&Activity) -> u64| {
-            (!activities.is_empty()).then(|| figure(activities.iter().map(of).sum()))
+            (!activities.is_empty()).then(|| to_f64(activities.iter().map(of).sum()))
         };
         let sum = |of: fn(&str) -> Option<u64>| {
             processes
                 .iter()
                 .map(|pid| of(&format!("/proc/{}", pid.as_raw_pid())))
                 .sum::<Option<u64>>()
-                .map(figure)
+                .map(to_f64)
         };
         Self {
             copied_bytes: counted(|activity| activity.copied_bytes),
@@ -58,7 +58,7 @@ impl Counts {
             minor_faults: sum(minor_faults),
             io_calls: sum(|process| fields(&format!("{process}/io"), &["syscr", "syscw"])),
             written_bytes: sum(|process| fields(&format!("{process}/io"), &["write_bytes"])),
-            device_bytes: device_bytes(directory).map(figure),
+            device_bytes: device_bytes(directory).map(to_f64),
             context_switches: sum(context_switches),
         }
     }
@@ -67,7 +67,7 @@ impl Counts {
     #[must_use]
     pub fn since(&self, before: &Self, operations: u64) -> Self {
         let each =
-            |after: Option<f64>, before: Option<f64>| Some((after? - before?) / figure(operations.max(1)));
+            |after: Option<f64>, before: Option<f64>| Some((after? - before?) / to_f64(operations.max(1)));
         Self {
             copied_bytes: each(self.copied_bytes, before.copied_bytes),
             elided_bytes: each(self.elided_bytes, before.elided_bytes),
@@ -83,7 +83,7 @@ impl Counts {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn figure(count: u64) -> f64 {
+fn to_f64(count: u64) -> f64 {
     count as f64
 }
 

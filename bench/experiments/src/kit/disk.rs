@@ -10,9 +10,9 @@ use crate::kit::failure::{Failure, Result, While};
 /// # Errors
 /// [`Failure`] when statvfs(3) fails.
 pub fn free_bytes(directory: &Path) -> Result<u64> {
-    let room =
-        rustix::fs::statvfs(directory).doing(format_args!("looking for room in {}", directory.display()))?;
-    Ok(room.f_bavail.saturating_mul(room.f_frsize))
+    let stats = rustix::fs::statvfs(directory)
+        .doing(format_args!("checking the free space of {}", directory.display()))?;
+    Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
 }
 
 /// A mounted file system, displayed as `ext4 on /dev/vda`.
@@ -30,7 +30,8 @@ impl FileSystem {
     pub fn of(directory: &Path) -> Result<Self> {
         const MOUNTS: &str = "/proc/self/mountinfo";
         let mounts = std::fs::read_to_string(MOUNTS).doing(format_args!("reading {MOUNTS}"))?;
-        let unknown = || Failure::new(format!("{MOUNTS} does not tell where {} is", directory.display()));
+        let unknown =
+            || Failure::new(format!("{MOUNTS} does not list the file system of {}", directory.display()));
         Self::parse(&mounts, directory).ok_or_else(unknown)
     }
 
@@ -38,20 +39,20 @@ impl FileSystem {
     /// (proc_pid_mountinfo(5)).
     fn parse(mounts: &str, directory: &Path) -> Option<Self> {
         let mounts = mounts.lines().filter_map(|line| {
-            let (place, file_system) = line.split_once(" - ")?;
+            let (mount_point, file_system) = line.split_once(" - ")?;
             let (kind, source) = file_system.split_once(' ')?;
             let source = source.split(' ').next()?;
-            let place = place.split(' ').nth(4)?.replace("\\040", " ");
-            Some((place, Self { kind: kind.to_owned(), source: source.to_owned() }))
+            let mount_point = mount_point.split(' ').nth(4)?.replace("\\040", " ");
+            Some((mount_point, Self { kind: kind.to_owned(), source: source.to_owned() }))
         });
         // A later mount on the same path hides the earlier ones; `max_by_key` returns the last of equal elements.
-        let around = mounts.filter(|(place, _)| directory.starts_with(place));
-        around.max_by_key(|(place, _)| place.len()).map(|(_, file_system)| file_system)
+        let around = mounts.filter(|(mount_point, _)| directory.starts_with(mount_point));
+        around.max_by_key(|(mount_point, _)| mount_point.len()).map(|(_, file_system)| file_system)
     }
 
     /// True if the files are in memory only, so that there is nothing to sync.
     #[must_use]
-    pub fn is_memory(&self) -> bool {
+    pub fn is_in_memory(&self) -> bool {
         ["tmpfs", "ramfs"].contains(&self.kind.as_str())
     }
 }
@@ -79,7 +80,7 @@ mod tests {
             ("/a b", "xfs on /dev/vdb", false),
         ] {
             let found = FileSystem::parse(mounts, Path::new(directory)).expect("a file system");
-            assert_eq!((found.to_string().as_str(), found.is_memory()), (shown, is_memory), "{directory}");
+            assert_eq!((found.to_string().as_str(), found.is_in_memory()), (shown, is_memory), "{directory}");
         }
         assert_eq!(FileSystem::parse("", Path::new("/")), None);
         assert!(FileSystem::of(Path::new("/proc")).expect("it is mounted").to_string().starts_with("proc "));

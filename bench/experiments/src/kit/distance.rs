@@ -12,33 +12,33 @@ use std::time::{Duration, Instant};
 use crate::kit::processors;
 
 /// Round trips of one measurement, and of each of its parts, of which the fastest counts.
-const TRIPS: u32 = 300;
-const PART_TRIPS: u32 = 50;
+const ROUND_TRIPS: u32 = 300;
+const BATCH_ROUND_TRIPS: u32 = 50;
 /// A measurement that takes longer was disturbed and is discarded.
 const TIMEOUT: Duration = Duration::from_millis(20);
 /// Distances that differ by less than this factor are the same.
-const FACTOR: f64 = 1.6;
+const SAME_DISTANCE_FACTOR: f64 = 1.6;
 /// Maximum number of distances that [`describe`] lists.
-const TOLD: usize = 3;
+const MAX_LISTED: usize = 3;
 
 /// A distance, ns; `None` on a single processor, or if the measurement failed.
 pub type Distance = Option<f64>;
 
 /// All distances measured so far, ns.
-static SEEN: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+static MEASURED: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 
 /// Measures the current distance.
 #[must_use]
-pub fn now() -> Distance {
+pub fn measure_now() -> Distance {
     let distance = measure()?;
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner).push(distance);
+    MEASURED.lock().unwrap_or_else(PoisonError::into_inner).push(distance);
     Some(distance)
 }
 
 /// True if both distances are the same. An unknown distance is the same as any other.
 #[must_use]
 pub fn is_same(one: Distance, other: Distance) -> bool {
-    one.zip(other).is_none_or(|(one, other)| one.max(other) < one.min(other) * FACTOR)
+    one.zip(other).is_none_or(|(one, other)| one.max(other) < one.min(other) * SAME_DISTANCE_FACTOR)
 }
 
 /// Returns the distance that most elements of `all` are the same as.
@@ -48,7 +48,7 @@ pub fn most_common(all: impl Iterator<Item = f64>) -> Distance {
     sorted.sort_by(f64::total_cmp);
     let of = |least: f64| {
         let begin = sorted.partition_point(|other| *other < least);
-        begin..sorted.partition_point(|other| *other < least * FACTOR)
+        begin..sorted.partition_point(|other| *other < least * SAME_DISTANCE_FACTOR)
     };
     let most = sorted.iter().map(|least| of(*least)).max_by_key(ExactSizeIterator::len)?;
     Some(sorted[most.start + most.len() / 2])
@@ -57,21 +57,21 @@ pub fn most_common(all: impl Iterator<Item = f64>) -> Distance {
 /// Returns the distances found, for the machine's description, the most common first.
 #[must_use]
 pub fn describe() -> Option<String> {
-    let mut left = SEEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut left = MEASURED.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let all = left.len();
-    let mut told = Vec::new();
-    while let Some(common) = most_common(left.iter().copied()).filter(|_| told.len() < TOLD) {
+    let mut listed = Vec::new();
+    while let Some(common) = most_common(left.iter().copied()).filter(|_| listed.len() < MAX_LISTED) {
         let before = left.len();
         left.retain(|other| !is_same(Some(common), Some(*other)));
-        told.push(format!("{common:.0} ns {} %", 100 * (before - left.len()) / all));
+        listed.push(format!("{common:.0} ns {} %", 100 * (before - left.len()) / all));
     }
-    (!told.is_empty()).then(|| format!("processors apart: {}", told.join(", ")))
+    (!listed.is_empty()).then(|| format!("distance of the processors: {}", listed.join(", ")))
 }
 
 /// Measures the round trip of a cache line between the server's processor and the clients'.
 fn measure() -> Distance {
-    let (servers, others) = processors::apart(processors::ONE_THREAD)?;
-    let line = Line(AtomicU32::new(0));
+    let (servers, others) = processors::split(processors::ONE_THREAD)?;
+    let line = CacheLine(AtomicU32::new(0));
     let begin = Instant::now();
     let wait_for = |value: u32| {
         while line.0.load(Ordering::Acquire) != value {
@@ -84,25 +84,25 @@ fn measure() -> Distance {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            processors::bind_to(Some(others)).ok()?;
-            for trip in 0..TRIPS {
+            processors::bind_thread(Some(others)).ok()?;
+            for trip in 0..ROUND_TRIPS {
                 wait_for(2 * trip + 1)?;
                 line.0.store(2 * trip + 2, Ordering::Release);
             }
             Some(())
         });
         let near = scope.spawn(|| {
-            processors::bind_to(Some(servers)).ok()?;
+            processors::bind_thread(Some(servers)).ok()?;
             let (mut fastest, mut since) = (Duration::MAX, Instant::now());
-            for trip in 0..TRIPS {
+            for trip in 0..ROUND_TRIPS {
                 line.0.store(2 * trip + 1, Ordering::Release);
                 wait_for(2 * trip + 2)?;
-                if (trip + 1).is_multiple_of(PART_TRIPS) {
+                if (trip + 1).is_multiple_of(BATCH_ROUND_TRIPS) {
                     fastest = fastest.min(since.elapsed());
                     since = Instant::now();
                 }
             }
-            Some(fastest.as_secs_f64() * 1e9 / f64::from(PART_TRIPS))
+            Some(fastest.as_secs_f64() * 1e9 / f64::from(BATCH_ROUND_TRIPS))
         });
         near.join().ok().flatten()
     })
@@ -110,7 +110,7 @@ fn measure() -> Distance {
 
 /// A counter alone in its cache line and in the adjacent line, which is prefetched with it.
 #[repr(align(128))]
-struct Line(AtomicU32);
+struct CacheLine(AtomicU32);
 
 #[cfg(test)]
 mod tests {
@@ -132,6 +132,6 @@ mod tests {
     fn it_is_measured_where_there_are_two_processors() {
         let distance = measure();
         assert!(distance.is_none_or(|ns| ns > 5.0 && ns < 100_000.0), "{distance:?}");
-        assert!(distance.is_none() || processors::numbers().len() > 1);
+        assert!(distance.is_none() || processors::available().len() > 1);
     }
 }

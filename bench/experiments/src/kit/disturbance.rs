@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use crate::kit::load::Ticks;
+use crate::kit::noise;
 use crate::kit::processes::cpu_time::process_cpu_ns;
-use crate::kit::quiet;
 
 /// Maximum part of the processors' time that the host may steal from a slice that counts.
 const MAX_STEAL: f64 = 0.02;
 /// Maximum part of the processors' time that other programs may use in a slice that counts.
-const MAX_FOREIGN: f64 = 0.1;
-/// [`MAX_FOREIGN`] where this program's session has priority over the others, which then only fill the time that
+const MAX_OTHERS: f64 = 0.1;
+/// [`MAX_OTHERS`] where this program's session has priority over the others, which then only fill the time that
 /// servers and clients leave. (Beside a build that used a third, nginx as a proxy was 0.999 [0.973–1.025] of itself.)
-const MAX_FOREIGN_BEHIND: f64 = 0.5;
+const MAX_OTHERS_WITH_PRIORITY: f64 = 0.5;
 
 /// A snapshot of the processors' time.
 #[derive(Clone, Debug)]
-pub struct Moment {
+pub struct CpuSnapshot {
     at: Instant,
     ticks: Option<Ticks>,
     /// Processor time of this program, its idle loops and all descendants, ns.
@@ -31,12 +31,12 @@ pub struct Moment {
     idle_ns: HashMap<i32, u64>,
 }
 
-impl Moment {
+impl CpuSnapshot {
     /// Takes a snapshot; `own` are this program and all its descendants.
     #[must_use]
     pub fn now(own: &[Pid]) -> Self {
         let own_ns = own.iter().filter_map(|pid| process_cpu_ns(*pid).ok()).sum();
-        Self { at: Instant::now(), ticks: Ticks::read(), own_ns, idle_ns: idle_class(own) }
+        Self { at: Instant::now(), ticks: Ticks::read(), own_ns, idle_ns: idle_class_cpu_ns(own) }
     }
 
     /// Returns the reason why a measurement from this snapshot to `end` does not count, if there is one.
@@ -46,7 +46,7 @@ impl Moment {
         let own = Duration::from_nanos(end.own_ns.saturating_sub(self.own_ns));
         let (before, after) = (self.ticks?, end.ticks?);
         let steal = after.steal.saturating_sub(before.steal);
-        let foreign = if quiet::has_idle_loops() {
+        let others = if noise::has_idle_loops() {
             let used = |(thread, ns): (&i32, &u64)| {
                 ns.saturating_sub(self.idle_ns.get(thread).copied().unwrap_or(0))
             };
@@ -56,8 +56,8 @@ impl Moment {
             after.busy.saturating_sub(before.busy).saturating_sub(own + steal)
         };
         let part = |time: Duration| time.as_secs_f64() / all.as_secs_f64().max(1e-9);
-        let max_foreign = if quiet::is_ahead() { MAX_FOREIGN_BEHIND } else { MAX_FOREIGN };
-        [("steal", part(steal), MAX_STEAL), ("foreign load", part(foreign), max_foreign)]
+        let max_others = if noise::has_priority() { MAX_OTHERS_WITH_PRIORITY } else { MAX_OTHERS };
+        [("steal", part(steal), MAX_STEAL), ("other programs", part(others), max_others)]
             .into_iter()
             .find(|(_, part, most)| part > most)
             .map(|(what, part, _)| format!("{what} {:.0} %", part * 100.0))
@@ -65,9 +65,9 @@ impl Moment {
 }
 
 /// Returns the processor time, ns, of each SCHED_IDLE thread, except those of the processes `own`.
-fn idle_class(own: &[Pid]) -> HashMap<i32, u64> {
+fn idle_class_cpu_ns(own: &[Pid]) -> HashMap<i32, u64> {
     let mut found = HashMap::new();
-    if !quiet::has_idle_loops() {
+    if !noise::has_idle_loops() {
         return found;
     }
     let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn steal_and_foreign_load_above_their_bounds_disturb_and_own_work_does_not() {
         let at = Instant::now();
-        let moment = |ms: u64, steal_ms, own_ms: u64, idle_ms: u64| Moment {
+        let snapshot = |ms: u64, steal_ms, own_ms: u64, idle_ms: u64| CpuSnapshot {
             at: at + Duration::from_millis(ms),
             ticks: Some(Ticks {
                 busy: Duration::ZERO,
@@ -107,17 +107,17 @@ mod tests {
             own_ns: own_ms * 1_000_000,
             idle_ns: HashMap::from([(7, idle_ms * 1_000_000)]),
         };
-        let begin = moment(0, 0, 0, 5);
+        let begin = snapshot(0, 0, 0, 5);
         for (steal_ms, own_ms, idle_ms, why) in [
             (0, 198, 5, None),
             (10, 190, 5, Some("steal 5 %")),
-            (0, 100, 5, Some("foreign load 50 %")),
+            (0, 100, 5, Some("other programs 50 %")),
             (0, 100, 103, None),
             (2, 190, 5, None),
         ] {
             let why: Option<&str> = why;
-            let told = begin.disturbance_until(&moment(100, steal_ms, own_ms, idle_ms), 2);
-            assert_eq!(told.as_deref(), why);
+            let reason = begin.disturbance_until(&snapshot(100, steal_ms, own_ms, idle_ms), 2);
+            assert_eq!(reason.as_deref(), why);
         }
     }
 
@@ -128,10 +128,10 @@ mod tests {
         let process = Process::start(command, "sleep").expect("chrt of util-linux");
         let pid = process.pid();
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !idle_class(&[]).contains_key(&pid.as_raw_pid()) {
+        while !idle_class_cpu_ns(&[]).contains_key(&pid.as_raw_pid()) {
             assert!(Instant::now() < deadline, "it was never found");
             std::thread::yield_now();
         }
-        assert!(!idle_class(&[pid]).contains_key(&pid.as_raw_pid()));
+        assert!(!idle_class_cpu_ns(&[pid]).contains_key(&pid.as_raw_pid()));
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Once;
 
 use clap::Args;
 
-use crate::kit::arguments::Form;
+use crate::kit::arguments::CommonOptions;
 use crate::kit::distance;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::host::Machine;
-use crate::kit::load::{self, Load};
+use crate::kit::load::{self, ProcessorTime};
 use crate::kit::network::Network;
+use crate::kit::noise::NoiseReduction;
 use crate::kit::processes::cleanup;
 use crate::kit::progress::Progress;
-use crate::kit::quiet::Quiet;
 use crate::kit::report::Report;
 use crate::kit::side::Launcher;
 
@@ -29,9 +29,9 @@ pub trait Experiment: Args {
     /// The network between clients and servers unless the command line names another.
     const NETWORK: Network = Network::Loopback;
     /// The entries of the report that run this command.
-    const ENTRIES: &'static [Entry] = &[];
+    const ENTRIES: &'static [ReportEntry] = &[];
     /// Position of [`Experiment::ENTRIES`] in the report, ascending.
-    const PLACE: u8 = 0;
+    const REPORT_POSITION: u8 = 0;
 
     /// Runs the command with its options.
     ///
@@ -45,17 +45,17 @@ pub enum Outcome {
     /// Exit status of a command that printed its output itself.
     Status(u8),
     /// Figures that are not yet printed.
-    Measured(Box<Measured>),
+    Report(Box<MeasuredReport>),
 }
 
 /// The unprinted figures of an experiment.
-pub struct Measured {
+pub struct MeasuredReport {
     /// The measured figures and their table.
     pub report: Report,
     /// The machine that the figures were measured on.
     pub machine: Machine,
     /// The output options of the command line.
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Outcome {
@@ -66,8 +66,8 @@ impl Outcome {
     pub fn print(self) -> Result<u8> {
         match self {
             Self::Status(status) => Ok(status),
-            Self::Measured(measured) => {
-                print(&measured.report.present(measured.machine, &measured.form)?)?;
+            Self::Report(measured) => {
+                print(&measured.report.render(measured.machine, &measured.common)?)?;
                 Ok(if measured.report.is_flawless() { 0 } else { STATUS_FAILED })
             }
         }
@@ -78,15 +78,15 @@ impl Outcome {
 ///
 /// # Errors
 /// The errors of `experiment`, and [`Failure`] when the uncopy command is not found.
-pub fn measured(
-    form: &Form,
+pub fn run_with_noise_reduction(
+    common: &CommonOptions,
     experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>,
 ) -> Result<Outcome> {
-    let launcher = begin()?;
-    let quiet = Quiet::begin(&launcher);
-    let mut outcome = measured_as_it_is(form, experiment)?;
-    if let Outcome::Measured(measured) = &mut outcome {
-        measured.machine.add("processors", quiet.describe());
+    let launcher = prepare_experiment()?;
+    let noise_reduction = NoiseReduction::begin(&launcher);
+    let mut outcome = run_without_noise_reduction(common, experiment)?;
+    if let Outcome::Report(measured) = &mut outcome {
+        measured.machine.add("processors", noise_reduction.describe());
         if let Some(distance) = distance::describe() {
             measured.machine.add("distance", distance);
         }
@@ -98,24 +98,24 @@ pub fn measured(
 ///
 /// # Errors
 /// The errors of [`measured`].
-pub fn measured_as_it_is(
-    form: &Form,
+pub fn run_without_noise_reduction(
+    common: &CommonOptions,
     experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>,
 ) -> Result<Outcome> {
-    let launcher = begin()?;
-    let before = Load::read();
+    let launcher = prepare_experiment()?;
+    let before = ProcessorTime::read();
     let mut progress = Progress::new();
     let report = experiment(&launcher, &mut progress)?;
-    let machine = machine_after(before);
-    let measured = Measured { report, machine, form: form.clone() };
-    Ok(Outcome::Measured(Box::new(measured)))
+    let machine = describe_machine(before);
+    let measured = MeasuredReport { report, machine, common: common.clone() };
+    Ok(Outcome::Report(Box::new(measured)))
 }
 
 /// Prepares an experiment: finds the uncopy command and handles signals.
 ///
 /// # Errors
 /// [`Failure`] when the uncopy command is not found, or signals cannot be handled.
-pub fn begin() -> Result<Launcher> {
+pub fn prepare_experiment() -> Result<Launcher> {
     static WATCHED: Once = Once::new();
     let launcher = Launcher::from_environment()?;
     let mut watched = Ok(());
@@ -125,10 +125,10 @@ pub fn begin() -> Result<Launcher> {
 
 /// Returns the machine's description after the measurement, with a warning if others kept it busy since `before`.
 #[must_use]
-pub fn machine_after(before: Option<Load>) -> Machine {
+pub fn describe_machine(before: Option<ProcessorTime>) -> Machine {
     let mut machine = Machine::describe();
-    if let Some(warning) = load::warning(before) {
-        machine.warn(warning);
+    if let Some(warning) = load::noise_warning(before) {
+        machine.set_warning(warning);
     }
     machine
 }
@@ -149,55 +149,63 @@ pub fn print(text: &str) -> Result<()> {
 
 /// A published result that an entry is compared with.
 #[derive(Clone, Copy, Debug)]
-pub struct Claim {
+pub struct PaperResult {
     /// The paper, and its figure, table or section.
-    pub figure: &'static str,
+    pub source: &'static str,
     /// The result as the paper states it.
-    pub says: &'static str,
+    pub result: &'static str,
 }
 
 /// The quantity that an entry of the report is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judge {
+pub enum Criterion {
     /// Throughput and processor time of what uncopy does.
     Speed,
     /// Resident memory of the server.
     Memory,
     /// None: the experiment shows the cost of something.
-    Cost,
+    NotJudged,
 }
 
 /// A part of the report: one run of an experiment.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry {
+pub struct ReportEntry {
     /// Name of the entry in files and anchors.
     pub id: &'static str,
     /// Heading of the entry.
     pub title: &'static str,
     /// Related results of the papers.
-    pub claims: &'static [Claim],
+    pub claims: &'static [PaperResult],
     /// Arguments of `uncopy-bench`, separated by spaces.
-    pub full: &'static str,
+    pub full_arguments: &'static str,
     /// Arguments of `uncopy-bench` for `report --quick`.
-    pub quick: &'static str,
+    pub quick_arguments: &'static str,
     /// Quantity that the entry is judged by.
-    pub judge: Judge,
+    pub criterion: Criterion,
     /// Network between clients and servers, if not the loopback device.
     pub network: Option<&'static str>,
 }
 
 /// Returns a claim of a paper.
-pub const fn claim(figure: &'static str, says: &'static str) -> Claim {
-    Claim { figure, says }
+pub const fn claim(source: &'static str, result: &'static str) -> PaperResult {
+    PaperResult { source, result }
 }
 
 /// Returns an entry that is judged by speed and measured once, over the loopback device.
 pub const fn entry(
     id: &'static str,
     title: &'static str,
-    claims: &'static [Claim],
-    full: &'static str,
-    quick: &'static str,
-) -> Entry {
-    Entry { id, title, claims, full, quick, judge: Judge::Speed, network: None }
+    claims: &'static [PaperResult],
+    full_arguments: &'static str,
+    quick_arguments: &'static str,
+) -> ReportEntry {
+    ReportEntry {
+        id,
+        title,
+        claims,
+        full_arguments,
+        quick_arguments,
+        criterion: Criterion::Speed,
+        network: None,
+    }
 }

@@ -5,7 +5,7 @@ use crate::kit::comparison::Comparison;
 use crate::kit::sample::Metric;
 use crate::kit::side::Side;
 use crate::kit::statistics::Interval;
-use crate::kit::table::{Align, Table, amount, figure};
+use crate::kit::table::{Align, Table, format_amount, format_figure};
 use crate::kit::verdict::Verdict;
 
 /// Number of operations per second.
@@ -14,7 +14,7 @@ pub const RATE: Metric = |sample| sample.operations_per_s;
 pub const CPU: Metric = |sample| sample.cpu_us;
 
 /// An extra column of an experiment: its heading, and its cell for a comparison and a side.
-pub type Extra<'a> = (&'static str, Box<dyn Fn(&Comparison, Side) -> String + 'a>);
+pub type ExtraColumn<'a> = (&'static str, Box<dyn Fn(&Comparison, Side) -> String + 'a>);
 
 /// Returns the median of a figure under a side.
 #[must_use]
@@ -24,8 +24,8 @@ pub fn median(comparison: &Comparison, side: Side, metric: Metric) -> Option<f64
 
 /// Returns a column of medians.
 #[must_use]
-pub fn medians(heading: &'static str, metric: Metric) -> Extra<'static> {
-    (heading, Box::new(move |comparison, side| figure(median(comparison, side, metric))))
+pub fn median_column(heading: &'static str, metric: Metric) -> ExtraColumn<'static> {
+    (heading, Box::new(move |comparison, side| format_figure(median(comparison, side, metric))))
 }
 
 /// Formats the median with two decimals; empty for `None`.
@@ -36,19 +36,19 @@ pub fn two_decimals(interval: Option<Interval>) -> String {
 
 /// Formats a ratio with its interval; empty for `None`.
 #[must_use]
-pub fn ratio(interval: Option<Interval>) -> String {
+pub fn ratio_cell(interval: Option<Interval>) -> String {
     interval.map_or_else(String::new, |interval| interval.to_string())
 }
 
 /// Returns the result of uncopy in each comparison: processor time per operation over that of the best alternative,
 /// and over plain's. Empty where only plain was measured.
 #[must_use]
-pub fn of_best(comparisons: &[Comparison]) -> String {
+pub fn best_allocator_table(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("CPU for each operation", Left),
         ("uncopy over the best", Right),
-        ("which is", Left),
+        ("the best", Left),
         ("verdict", Left),
         ("uncopy over plain", Right),
         ("heap only over plain", Right),
@@ -59,12 +59,13 @@ pub fn of_best(comparisons: &[Comparison]) -> String {
         let Some(best) = comparison.best_rival() else { continue };
         is_empty = false;
         let over_best = comparison.ratio_to_best(Side::Uncopy, CPU).map(|(ratio, _)| ratio);
-        let over = |side, other| ratio(comparison.ratio_of(side, other, CPU));
+        let over = |side, other| ratio_cell(comparison.ratio_of(side, other, CPU));
         table.row(vec![
             comparison.title().to_owned(),
-            ratio(over_best),
+            ratio_cell(over_best),
             best.name().to_owned(),
-            over_best.map_or_else(String::new, |ratio| Verdict::of(ratio, comparison.rounds()).to_string()),
+            over_best
+                .map_or_else(String::new, |ratio| Verdict::of(ratio, comparison.round_count()).to_string()),
             over(Side::Uncopy, Side::Plain),
             over(Side::HeapOnly, Side::Plain),
             over(Side::PlainAgain, Side::Plain),
@@ -75,7 +76,7 @@ pub fn of_best(comparisons: &[Comparison]) -> String {
 
 /// Returns the table of `comparisons`, with the columns of `extras` after the ratios.
 #[must_use]
-pub fn table(comparisons: &[Comparison], extras: &[Extra<'_>]) -> String {
+pub fn table(comparisons: &[Comparison], extras: &[ExtraColumn<'_>]) -> String {
     use Align::{Left, Right};
     let mut columns = vec![
         ("experiment", Left),
@@ -96,7 +97,8 @@ pub fn table(comparisons: &[Comparison], extras: &[Extra<'_>]) -> String {
     let mut table = Table::new(&columns);
     for comparison in comparisons {
         for side in comparison.sides() {
-            let over_plain = |metric| ratio(comparison.ratio(*side, metric).filter(|_| *side != Side::Plain));
+            let over_plain =
+                |metric| ratio_cell(comparison.ratio(*side, metric).filter(|_| *side != Side::Plain));
             let verdict = comparison.verdict(*side, Side::Plain).filter(|_| *side != Side::Plain);
             let mut cells = vec![
                 comparison.title().to_owned(),
@@ -106,14 +108,14 @@ pub fn table(comparisons: &[Comparison], extras: &[Extra<'_>]) -> String {
                 over_plain(RATE),
             ];
             cells.extend(extras.iter().map(|(_, cell)| cell(comparison, *side)));
-            let median = |metric: Metric| figure(median(comparison, *side, metric));
+            let median = |metric: Metric| format_figure(median(comparison, *side, metric));
             cells.extend([
                 median(RATE),
                 median(CPU),
                 median(|sample| sample.latency_p50_us),
                 median(|sample| sample.latency_p99_us),
-                amount(comparison.verified_bytes(*side)),
-                if *side == Side::Plain { rounds(comparison) } else { String::new() },
+                format_amount(comparison.verified_bytes(*side)),
+                if *side == Side::Plain { rounds_cell(comparison) } else { String::new() },
             ]);
             table.row(cells);
         }
@@ -122,9 +124,9 @@ pub fn table(comparisons: &[Comparison], extras: &[Extra<'_>]) -> String {
 }
 
 /// Returns the number of rounds that count, of dropped rounds, and of processes.
-fn rounds(comparison: &Comparison) -> String {
-    let (rounds, processes) = (comparison.rounds(), comparison.processes());
-    let of_all = match comparison.dropped() {
+fn rounds_cell(comparison: &Comparison) -> String {
+    let (rounds, processes) = (comparison.round_count(), comparison.process_count());
+    let of_all = match comparison.dropped_count() {
         0 => rounds.to_string(),
         dropped => format!("{rounds} of {}", rounds + dropped),
     };
@@ -133,7 +135,7 @@ fn rounds(comparison: &Comparison) -> String {
 
 /// Returns the table of counts per operation; empty where nothing was counted.
 #[must_use]
-pub fn counts(comparisons: &[Comparison]) -> String {
+pub fn counts_table(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     const COLUMNS: [(&str, Metric); 6] = [
         ("copied", |sample| sample.counts.copied_bytes),
@@ -153,7 +155,7 @@ pub fn counts(comparisons: &[Comparison]) -> String {
             if figures.iter().any(Option::is_some) {
                 is_empty = false;
                 let names = [comparison.title().to_owned(), side.name().to_owned()];
-                table.row(names.into_iter().chain(figures.map(figure)).collect());
+                table.row(names.into_iter().chain(figures.map(format_figure)).collect());
             }
         }
     }
@@ -161,8 +163,9 @@ pub fn counts(comparisons: &[Comparison]) -> String {
 }
 
 /// Explanation of the columns, for the lines below a table.
-pub const LEGEND: &str = "ratios: over plain in the same round, with their 95 % intervals; CPU: the server's processor time for each \
-     operation. Verdicts: the whole interval below 0.97 helps, above 1.03 costs, between them harmless\n";
+pub const LEGEND: &str = "\
+    ratios: over plain in the same round, with 95 % intervals. CPU: processor time of the server per operation.\n\
+    verdict: helps if the whole interval is below 0.97, costs if above 1.03, harmless if between them\n";
 
 #[cfg(test)]
 mod tests {
@@ -175,7 +178,7 @@ mod tests {
         let sides = [Side::Plain, Side::Uncopy, Side::Limit];
         let mut comparison = Comparison::new("work", 1 << 20, &sides);
         for _ in 0..7 {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let operations_per_s = match side {
                     Side::Plain => 100.0,
                     Side::Uncopy => 190.0,
@@ -187,7 +190,7 @@ mod tests {
             });
         }
         let of_limit = |comparison: &Comparison, side| two_decimals(comparison.ratio_to_limit(side, RATE));
-        let extra: Extra<'_> = ("own", Box::new(|_, side| format!("<{}>", side.name())));
+        let extra: ExtraColumn<'_> = ("own", Box::new(|_, side| format!("<{}>", side.name())));
         let comparisons = [comparison];
         let text = table(&comparisons, &[("of limit", Box::new(of_limit)), extra]);
         let line = |side: &str| {
@@ -209,14 +212,17 @@ mod tests {
             "7.00",
         ];
         assert_eq!(line("uncopy")[..10], uncopy, "{text}");
-        assert_eq!((of_best(&comparisons), counts(&comparisons)), (String::new(), String::new()));
+        assert_eq!(
+            (best_allocator_table(&comparisons), counts_table(&comparisons)),
+            (String::new(), String::new())
+        );
     }
 
     #[test]
-    fn uncopy_is_compared_with_the_best_rival_and_counts_are_told() {
+    fn uncopy_is_compared_with_the_best_rival_and_counts_are_shown() {
         let mut comparison = Comparison::new("work", 1, &[Side::Plain, Side::Uncopy, Side::HeapOnly]);
         for _ in 0..7 {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let cpu_us = Some(match side {
                     Side::Plain => 1.0,
                     Side::Uncopy => 0.7,
@@ -226,9 +232,9 @@ mod tests {
                 Ok(Sample { cpu_us, counts, verified_bytes: Some(1), ..Sample::default() })
             });
         }
-        let text = of_best(std::slice::from_ref(&comparison));
+        let text = best_allocator_table(std::slice::from_ref(&comparison));
         let cells: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
         assert_eq!(cells[..6], ["work", "0.87", "[0.87–0.87]", "heap", "only", "helps"], "{text}");
-        assert!(counts(&[comparison]).contains("4,096"));
+        assert!(counts_table(&[comparison]).contains("4,096"));
     }
 }

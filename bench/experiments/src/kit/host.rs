@@ -46,10 +46,10 @@ impl Machine {
             ],
             warning: None,
         };
-        if let Some(goes_back) = gives_memory_back() {
+        if let Some(are_reported) = reports_free_pages() {
             machine.add(
                 "free memory",
-                if goes_back { "goes back to the host" } else { "stays with this machine" },
+                if are_reported { "goes back to the host" } else { "stays with this machine" },
             );
         }
         machine
@@ -61,7 +61,7 @@ impl Machine {
     }
 
     /// Sets the warning about the machine.
-    pub fn warn(&mut self, warning: String) {
+    pub fn set_warning(&mut self, warning: String) {
         self.warning = Some(warning);
     }
 
@@ -106,9 +106,10 @@ impl Machine {
     }
 }
 
-/// True if this virtual machine reports free pages to its host (free page reporting of virtio-balloon). The host takes
-/// reported pages away, so the next access to one waits for the host. `None` without page reporting or a balloon device.
-fn gives_memory_back() -> Option<bool> {
+/// True if this virtual machine reports free pages to its host (free page reporting of virtio-balloon). The host
+/// takes reported pages away, so the next access to one waits for the host. `None` without page reporting or a
+/// balloon device.
+fn reports_free_pages() -> Option<bool> {
     let order = std::fs::read_to_string("/sys/module/page_reporting/parameters/page_reporting_order").ok()?;
     let mut devices = std::fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon").ok()?.flatten();
     let is_there = devices.any(|device| device.file_name().to_string_lossy().starts_with("virtio"));
@@ -168,7 +169,7 @@ mod tests {
         assert!(text.contains("kernel") && text.contains("redis 7.0.15"), "{text}");
         assert!(text.lines().count() >= 2);
         assert_eq!(machine.to_json()["redis"], "7.0.15");
-        machine.warn("busy".into());
+        machine.set_warning("busy".into());
         assert!(machine.render().ends_with("note: busy\n"));
     }
 }

@@ -45,11 +45,11 @@ impl Latencies {
         self.0.len()
     }
 
-    /// Returns the quantile `part` (0 to 1), µs; `None` for an empty histogram.
+    /// Returns the latency at `quantile` (0 to 1), µs; `None` for an empty histogram.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "three digits")]
-    pub fn quantile_us(&self, part: f64) -> Option<f64> {
-        (!self.0.is_empty()).then(|| self.0.value_at_quantile(part) as f64 / 1e3)
+    pub fn quantile_us(&self, quantile: f64) -> Option<f64> {
+        (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile) as f64 / 1e3)
     }
 }
 
@@ -72,8 +72,8 @@ mod tests {
         for exact in [12_345, 987_654_321, 600_000_000_000, u64::MAX] {
             #[expect(clippy::cast_precision_loss, reason = "three digits")]
             let exact_us = exact as f64 / 1e3;
-            let told = ns(exact).expect("one latency");
-            assert!((told / exact_us - 1.0).abs() < 1e-3, "{exact}: {told}");
+            let found = ns(exact).expect("one latency");
+            assert!((found / exact_us - 1.0).abs() < 1e-3, "{exact}: {found}");
         }
         assert_eq!(Latencies::default().quantile_us(0.5), None);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::kit::processes::descendants;
 
 /// Part of the processors used by other programs above which a result is called noisy.
-const NOISY_PART: f64 = 0.1;
+const MIN_NOISY_FRACTION: f64 = 0.1;
 
 /// Time of all processors since boot, at clock tick resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +48,13 @@ impl Ticks {
 
 /// Processor time so far, of the machine and of this program.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct ProcessorTime {
     ticks: Ticks,
     /// Time of this program and all its descendants.
     own: Duration,
 }
 
-impl Load {
+impl ProcessorTime {
     /// Reads the current times; `None` if `/proc` cannot be read.
     #[must_use]
     pub fn read() -> Option<Self> {
@@ -66,7 +66,7 @@ impl Load {
 
     /// Returns the part of the processors that other programs used since `before`, 0 to 1.
     #[must_use]
-    pub fn others_since(&self, before: &Self) -> f64 {
+    pub fn others_fraction_since(&self, before: &Self) -> f64 {
         let total = self.ticks.total.saturating_sub(before.ticks.total).as_secs_f64();
         let busy = self.ticks.busy.saturating_sub(before.ticks.busy);
         let others = busy.saturating_sub(self.own.saturating_sub(before.own)).as_secs_f64();
@@ -76,18 +76,18 @@ impl Load {
 
 /// Returns a warning if other programs used much of the machine since `before`.
 #[must_use]
-pub fn warning(before: Option<Load>) -> Option<String> {
-    let part = Load::read()?.others_since(&before?);
-    (part > NOISY_PART).then(|| {
+pub fn noise_warning(before: Option<ProcessorTime>) -> Option<String> {
+    let fraction = ProcessorTime::read()?.others_fraction_since(&before?);
+    (fraction > MIN_NOISY_FRACTION).then(|| {
         format!(
-            "other programs used {:.0} % of the processors meanwhile: the figures are noisy",
-            part * 100.0
+            "other programs used {:.0} % of the processors during the measurement, so the results are noisy",
+            fraction * 100.0
         )
     })
 }
 
 /// Returns user and system time of this program, or of its waited-for children (`who` as in getrusage(2)).
-pub fn used(who: libc::c_int) -> Option<[Duration; 2]> {
+pub fn rusage_times(who: libc::c_int) -> Option<[Duration; 2]> {
     // SAFETY: rusage consists of integers only, for which all-zero is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: getrusage(2) writes one rusage to `usage`, which is valid and writable through the call.
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_and_total_time_are_told_apart() {
+    fn busy_and_total_time_are_separate() {
         let text = "cpu  100 50 30 700 100 5 10 5 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n";
         let ticks = Ticks::parse(text, 100).expect("well-formed");
         let (busy, total) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_has_no_load() {
+    fn malformed_statistics_have_no_load() {
         for text in
             ["", "cpu ", "cpu  1 2 3", "cpu  a b c d e f g h", "cpu  1 1 1 18446744073709551615 1 1 1 1"]
         {
@@ -122,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn own_work_is_not_counted_as_others() {
-        let seconds = |busy, total, own| Load {
+    fn the_processes_own_work_is_not_counted_as_others() {
+        let seconds = |busy, total, own| ProcessorTime {
             ticks: Ticks {
                 busy: Duration::from_secs(busy),
                 total: Duration::from_secs(total),
@@ -131,9 +131,9 @@ mod tests {
             },
             own: Duration::from_secs(own),
         };
-        let part = seconds(18, 120, 14).others_since(&seconds(10, 100, 10));
-        assert!((part - 0.2).abs() < 1e-9, "{part}");
-        assert!(seconds(18, 120, 40).others_since(&seconds(10, 100, 10)) < 1e-9);
-        assert!(Load::read().is_some());
+        let fraction = seconds(18, 120, 14).others_fraction_since(&seconds(10, 100, 10));
+        assert!((fraction - 0.2).abs() < 1e-9, "{fraction}");
+        assert!(seconds(18, 120, 40).others_fraction_since(&seconds(10, 100, 10)) < 1e-9);
+        assert!(ProcessorTime::read().is_some());
     }
 }

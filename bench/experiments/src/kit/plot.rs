@@ -14,16 +14,16 @@ use crate::kit::network;
 use crate::kit::sample::Metric;
 use crate::kit::side::Side;
 use crate::kit::statistics::Interval;
-use crate::kit::table::size;
+use crate::kit::table::format_size;
 
 /// Size of the image, pixels.
-const IMAGE: (u32, u32) = (960, 540);
+const IMAGE_SIZE: (u32, u32) = (960, 540);
 /// Width of the legend beside the chart, pixels.
-const LEGEND: u32 = 190;
+const LEGEND_WIDTH: u32 = 190;
 /// Height of a line of the legend, pixels.
-const LEGEND_LINE: i32 = 24;
+const LEGEND_LINE_HEIGHT: i32 = 24;
 /// Horizontal offset that keeps bars of two series from overlapping, as a part of the chart's width.
-const APART: f64 = 0.006;
+const SERIES_OFFSET: f64 = 0.006;
 /// Okabe and Ito's palette, which is distinguishable with every kind of colour vision, black last.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
@@ -79,10 +79,10 @@ impl Plot {
         points: impl Iterator<Item = (String, f64, Interval)>,
     ) -> Self {
         let mut series: Vec<Series> = Vec::new();
-        for (name, place, figure) in points {
+        for (name, position, figure) in points {
             match series.iter_mut().find(|series| series.name == name) {
-                Some(series) => series.points.push((place, figure)),
-                None => series.push(Series { name, points: vec![(place, figure)] }),
+                Some(series) => series.points.push((position, figure)),
+                None => series.push(Series { name, points: vec![(position, figure)] }),
             }
         }
         Self { title: title.to_owned(), x: (x.to_owned(), scale), y: y.to_owned(), series }
@@ -142,11 +142,11 @@ impl Plot {
     pub fn to_svg(&self) -> Result<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         if points().next().is_none() {
-            return Err(Failure::new(format!("there is nothing to draw in the plot of {}", self.title)));
+            return Err(Failure::new(format!("there are no results to plot for {}", self.title)));
         }
-        let places = || points().map(|(x, _)| self.place(*x));
+        let positions = || points().map(|(x, _)| self.position(*x));
         let (left, right) =
-            places().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
+            positions().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
         // A single size is shown between its half and its double.
         let least = if self.x.1 == Scale::Doubling { 1.0 } else { 0.1 };
         let margin = if right > left { (right - left) * 0.05 } else { least };
@@ -161,20 +161,22 @@ impl Plot {
     }
 
     /// Returns the position of `x` on the horizontal axis.
-    fn place(&self, x: f64) -> f64 {
+    fn position(&self, x: f64) -> f64 {
         if self.x.1 == Scale::Doubling { x.max(1.0).log2() } else { x }
     }
 
     /// Returns the label of a position on the axis.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes and small indices")]
-    fn label(&self, place: f64) -> String {
+    fn label(&self, position: f64) -> String {
         match &self.x.1 {
-            Scale::Linear => format!("{}", (place * 100.0).round() / 100.0),
-            Scale::Doubling if (place - place.round()).abs() < 0.01 => size(place.exp2().round() as u64),
+            Scale::Linear => format!("{}", (position * 100.0).round() / 100.0),
+            Scale::Doubling if (position - position.round()).abs() < 0.01 => {
+                format_size(position.exp2().round() as u64)
+            }
             // Positions between two doublings or two words, or outside the range, have no label.
             Scale::Doubling => String::new(),
-            Scale::Words(words) if place > -0.01 && (place - place.round()).abs() < 0.01 => {
-                words.get(place.round() as usize).cloned().unwrap_or_default()
+            Scale::Words(words) if position > -0.01 && (position - position.round()).abs() < 0.01 => {
+                words.get(position.round() as usize).cloned().unwrap_or_default()
             }
             Scale::Words(_) => String::new(),
         }
@@ -187,9 +189,9 @@ impl Plot {
         (left, right): (f64, f64),
         top: f64,
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
-        let area = SVGBackend::with_string(svg, IMAGE).into_drawing_area();
+        let area = SVGBackend::with_string(svg, IMAGE_SIZE).into_drawing_area();
         area.fill(&WHITE)?;
-        let (chart, legend) = area.split_horizontally(IMAGE.0 - LEGEND);
+        let (chart, legend) = area.split_horizontally(IMAGE_SIZE.0 - LEGEND_WIDTH);
         let mut chart = ChartBuilder::on(&chart)
             .caption(self.caption(), ("sans-serif", 26).into_font())
             .margin(12)
@@ -206,20 +208,20 @@ impl Plot {
             .x_desc(&self.x.0)
             .y_desc(&self.y)
             .x_labels(labels)
-            .x_label_formatter(&|place| self.label(*place))
+            .x_label_formatter(&|position| self.label(*position))
             .y_label_formatter(&|figure| format!("{figure:.decimals$}"))
             .max_light_lines(0)
             .label_style(("sans-serif", label_size))
             .axis_desc_style(("sans-serif", 19))
             .draw()?;
-        let apart = (right - left) * APART;
+        let step = (right - left) * SERIES_OFFSET;
         let middle = (self.series.len() as f64 - 1.0) / 2.0;
         for (index, (series, colour)) in self.series.iter().zip(COLOURS.iter().cycle()).enumerate() {
-            let aside = (index as f64 - middle) * apart;
-            let points = series.points.iter().map(|(x, spread)| (self.place(*x) + aside, *spread));
+            let offset = (index as f64 - middle) * step;
+            let points = series.points.iter().map(|(x, spread)| (self.position(*x) + offset, *spread));
             let medians = points.clone().map(|(x, spread)| (x, spread.median));
             chart.draw_series(LineSeries::new(medians.clone(), colour.stroke_width(2)))?;
-            chart.draw_series(medians.map(|place| Circle::new(place, 3, colour.filled())))?;
+            chart.draw_series(medians.map(|position| Circle::new(position, 3, colour.filled())))?;
             chart.draw_series(points.map(|(x, spread)| {
                 let high = spread.high.min(top);
                 ErrorBar::new_vertical(x, spread.low, spread.median, high, colour.stroke_width(1), 6)
@@ -243,7 +245,7 @@ impl Plot {
             area.draw(&PathElement::new([(4, y), (26, y)], colour.stroke_width(2)))?;
             area.draw(&Circle::new((15, y), 3, colour.filled()))?;
             area.draw(&Text::new(series.name.clone(), (34, y - 8), ("sans-serif", 16).into_font()))?;
-            y += LEGEND_LINE;
+            y += LEGEND_LINE_HEIGHT;
         }
         Ok(())
     }
@@ -253,10 +255,10 @@ impl Plot {
 mod tests {
     use super::*;
 
-    fn plot(scale: Scale, places: &[f64]) -> Plot {
+    fn plot(scale: Scale, positions: &[f64]) -> Plot {
         let points = |factor: f64| {
             let spread = |y: f64| Interval { median: y, low: y * 0.9, high: y * 1.1 };
-            places.iter().enumerate().map(|(at, x)| (*x, spread(factor * (1.0 + at as f64)))).collect()
+            positions.iter().enumerate().map(|(at, x)| (*x, spread(factor * (1.0 + at as f64)))).collect()
         };
         let series = ["plain", "<uncopy> & co"].iter().zip([1.0, 2.0]);
         Plot {
@@ -294,14 +296,14 @@ mod tests {
     fn one_point_is_a_plot_and_none_is_not() {
         assert!(plot(Scale::Linear, &[3.0]).to_svg().is_ok());
         let failure = plot(Scale::Linear, &[]).to_svg().expect_err("no points").to_string();
-        assert!(failure.contains("nothing to draw"), "{failure}");
+        assert!(failure.contains("no results to plot"), "{failure}");
     }
 
     #[test]
     fn labels_are_sizes_or_words_where_the_axis_shows_these() {
         let doubling = plot(Scale::Doubling, &[]);
-        assert_eq!(doubling.label(doubling.place(65_536.0)), "64 KiB");
+        assert_eq!(doubling.label(doubling.position(65_536.0)), "64 KiB");
         let words = plot(Scale::Words(vec!["a".into(), "b".into()]), &[]);
-        assert_eq!([1.0, 0.5, 2.0, -1.0].map(|place| words.label(place)), ["b", "", "", ""]);
+        assert_eq!([1.0, 0.5, 2.0, -1.0].map(|position| words.label(position)), ["b", "", "", ""]);
     }
 }

@@ -15,7 +15,7 @@ pub const ONE_THREAD: usize = 1;
 /// Splits the processors that this program may use: the first `threads` for a server, and the rest for its clients.
 /// `None` if there is no rest.
 #[must_use]
-pub fn apart(threads: usize) -> Option<(CpuSet, CpuSet)> {
+pub fn split(threads: usize) -> Option<(CpuSet, CpuSet)> {
     let all = rustix::thread::sched_getaffinity(None).ok()?;
     let (mut servers, mut others) = (CpuSet::new(), CpuSet::new());
     for number in (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)) {
@@ -30,14 +30,14 @@ pub fn apart(threads: usize) -> Option<(CpuSet, CpuSet)> {
 
 /// Returns the processors that this program may use.
 #[must_use]
-pub fn numbers() -> Vec<usize> {
+pub fn available() -> Vec<usize> {
     let Ok(all) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
     (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect()
 }
 
 /// Returns the set of one processor.
 #[must_use]
-pub fn only(number: usize) -> CpuSet {
+pub fn single(number: usize) -> CpuSet {
     let mut one = CpuSet::new();
     one.set(number);
     one
@@ -46,17 +46,17 @@ pub fn only(number: usize) -> CpuSet {
 /// Returns the processors of a server with `threads` threads; `None` if all are shared.
 #[must_use]
 pub fn of_server(threads: usize) -> Option<CpuSet> {
-    apart(threads).map(|(servers, _)| servers)
+    split(threads).map(|(servers, _)| servers)
 }
 
 /// Returns the processors of the clients of a server with `threads` threads; `None` if all are shared.
 #[must_use]
 pub fn of_clients(threads: usize) -> Option<CpuSet> {
-    apart(threads).map(|(_, others)| others)
+    split(threads).map(|(_, others)| others)
 }
 
 /// Binds `command`, with all its threads, to `processors`.
-pub fn bind(command: &mut Command, processors: Option<CpuSet>) {
+pub fn bind_command(command: &mut Command, processors: Option<CpuSet>) {
     if let Some(processors) = processors {
         // SAFETY: code between fork and exec must be async-signal-safe: the closure makes one system call only.
         unsafe {
@@ -69,7 +69,7 @@ pub fn bind(command: &mut Command, processors: Option<CpuSet>) {
 ///
 /// # Errors
 /// The error of sched_setscheduler(2).
-pub fn be_idle() -> std::io::Result<()> {
+pub fn set_idle_priority() -> std::io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: sched_setscheduler(2) reads `parameter`, which lives through the call; 0 is the calling thread.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) } {
@@ -82,8 +82,10 @@ pub fn be_idle() -> std::io::Result<()> {
 ///
 /// # Errors
 /// [`crate::kit::failure::Failure`] when sched_setaffinity(2) fails.
-pub fn bind_to(processors: Option<CpuSet>) -> Result<()> {
-    let bind = |processors| rustix::thread::sched_setaffinity(None, &processors).doing("choosing processors");
+pub fn bind_thread(processors: Option<CpuSet>) -> Result<()> {
+    let bind = |processors| {
+        rustix::thread::sched_setaffinity(None, &processors).doing("setting the processor affinity")
+    };
     processors.map_or(Ok(()), bind)
 }
 
@@ -95,9 +97,9 @@ mod tests {
     fn servers_and_others_have_all_processors_between_them_and_none_in_common() {
         let all = rustix::thread::sched_getaffinity(None).expect("known");
         let count = all.count() as usize;
-        assert!(apart(count).is_none());
+        assert!(split(count).is_none());
         for threads in 1..count {
-            let (servers, others) = apart(threads).expect("more processors than threads");
+            let (servers, others) = split(threads).expect("more processors than threads");
             assert_eq!(servers.count() as usize, threads);
             for number in 0..CpuSet::MAX_CPU {
                 let (server, other) = (servers.is_set(number), others.is_set(number));
@@ -109,15 +111,15 @@ mod tests {
 
     #[test]
     fn a_bound_thread_and_a_bound_command_stay_on_their_processors() {
-        let Some((servers, others)) = apart(1) else { return };
+        let Some((servers, others)) = split(1) else { return };
         let bound = std::thread::spawn(move || {
-            bind_to(Some(others)).expect("they may be used");
+            bind_thread(Some(others)).expect("they may be used");
             rustix::thread::sched_getaffinity(None).expect("known")
         });
         assert!(bound.join().expect("no panic") == others);
         let mut command = Command::new("nproc");
-        bind(&mut command, Some(servers));
-        let said = command.output().expect("nproc of coreutils");
-        assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "1");
+        bind_command(&mut command, Some(servers));
+        let output = command.output().expect("nproc of coreutils");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1");
     }
 }

@@ -1,6 +1,6 @@
 //! A server whose clients are in another process, so that both ends run under the same side. The first process
-//! contains the clients, the server is its child. The process executes orders, lines of a verb and a number, that
-//! arrive over the UNIX socket [`CONTROL`] in its working directory:
+//! contains the clients, the server is its child. The process executes requests, lines of a verb and a number, that
+//! arrive over the UNIX socket [`CONTROL_SOCKET`] in its working directory:
 //!
 //! ```text
 //! load NS        exchanges for NS nanoseconds       answer: EXCHANGES VERIFIED_BYTES ELAPSED_NS, or "failed: WHY"
@@ -21,40 +21,41 @@ use crate::kit::latencies::Latencies;
 use crate::kit::network::start_server;
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::Server;
-use crate::kit::running::Running;
-use crate::kit::traffic::Load;
+use crate::kit::running_server::RunningServer;
+use crate::kit::traffic::LoadResult;
 
 /// File name of the control socket.
-const CONTROL: &str = "control";
+const CONTROL_SOCKET: &str = "control";
 /// Output of the process when its clients are connected.
-const READY: &str = "ready";
+const READY_LINE: &str = "ready";
 /// Time that an answer, or the end of the process, may take beyond the requested duration.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum length of an answer, bytes.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
 /// A server with its clients in another process. The processor time includes both ends.
-pub struct Remote {
+pub struct RemoteServer {
     control: BufReader<UnixStream>,
     server: Server,
 }
 
-impl Remote {
-    /// Starts `command`, a program that calls [`obey`], in `directory`, and waits until its clients are connected.
+impl RemoteServer {
+    /// Starts `command`, a program that calls [`serve_requests`], in `directory`, and waits until its clients are
+    /// connected.
     ///
     /// # Errors
     /// [`Failure`] when the program cannot be started or is not ready in time.
     pub fn start(command: Command, title: &str, directory: TemporaryDirectory) -> Result<Self> {
         let mut server = start_server(command, title, directory)?;
         server.first_line()?;
-        let control = UnixStream::connect(server.directory().join(CONTROL));
+        let control = UnixStream::connect(server.directory().join(CONTROL_SOCKET));
         let control = control.doing(format_args!("connecting to {title}"));
         let control = control.map_err(|failure| server.process().explain(&failure))?;
         Ok(Self { control: BufReader::new(control), server })
     }
 
-    fn tell(&mut self, verb: &str, duration: Duration) -> Result<Load> {
-        let what = "telling the clients what to do";
+    fn send_request(&mut self, verb: &str, duration: Duration) -> Result<LoadResult> {
+        let what = "sending a request to the clients";
         let control = self.control.get_mut();
         control.set_read_timeout(Some(duration + TIMEOUT)).doing(what)?;
         writeln!(control, "{verb} {}", duration.as_nanos()).doing(what)?;
@@ -62,16 +63,16 @@ impl Remote {
         self.control.by_ref().take(MAX_ANSWER_BYTES).read_line(&mut answer).doing(what)?;
         match answer.strip_prefix("failed: ") {
             Some(why) => Err(Failure::new(why.trim_end())),
-            None => parse(&answer).ok_or_else(|| {
+            None => parse_answer(&answer).ok_or_else(|| {
                 let shown: String = answer.chars().take(80).collect();
-                Failure::new(format!("the clients answered \"{}\"", shown.escape_debug()))
+                Failure::new(format!("unexpected answer of the clients: \"{}\"", shown.escape_debug()))
             }),
         }
     }
 }
 
 /// Parses the line of an answer.
-fn parse(answer: &str) -> Option<Load> {
+fn parse_answer(answer: &str) -> Option<LoadResult> {
     let mut words = answer.split_whitespace();
     let mut number = || words.next()?.parse().ok();
     let (exchanges, verified_bytes, ns) = (number()?, number()?, number()?);
@@ -80,17 +81,17 @@ fn parse(answer: &str) -> Option<Load> {
         let (ns, count) = word.split_once(':')?;
         latencies.record_many(Duration::from_nanos(ns.parse().ok()?), count.parse().ok()?);
     }
-    Some(Load { exchanges, verified_bytes, elapsed: Duration::from_nanos(ns), latencies })
+    Some(LoadResult { exchanges, verified_bytes, elapsed: Duration::from_nanos(ns), latencies })
 }
 
 /// Formats the answer to a load.
-fn line(load: &Load) -> String {
+fn format_answer(load: &LoadResult) -> String {
     let numbers = format!("{} {} {}", load.exchanges, load.verified_bytes, load.elapsed.as_nanos());
     let latencies = load.latencies.counts().map(|(ns, count)| format!(" {ns}:{count}"));
     std::iter::once(numbers).chain(latencies).chain(["\n".to_owned()]).collect()
 }
 
-impl Running for Remote {
+impl RunningServer for RemoteServer {
     fn server(&mut self) -> &mut Server {
         &mut self.server
     }
@@ -99,16 +100,16 @@ impl Running for Remote {
         None
     }
 
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.tell("load", duration)
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
+        self.send_request("load", duration)
     }
 
     fn reconnect(&mut self) -> Result<()> {
-        self.tell("reconnect", Duration::ZERO).map(drop)
+        self.send_request("reconnect", Duration::ZERO).map(drop)
     }
 
     fn verify(&mut self) -> Result<u64> {
-        self.tell("verify", Duration::ZERO).map(|load| load.verified_bytes)
+        self.send_request("verify", Duration::ZERO).map(|load| load.verified_bytes)
     }
 
     fn stop(&mut self) -> Result<()> {
@@ -117,62 +118,69 @@ impl Running for Remote {
         match self.server.process().wait(TIMEOUT)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => {
-                let said = self.server.last_words();
-                Err(Failure::new(format!("the clients ended with {status}; stderr: {said}")))
+                let stderr = self.server.last_words();
+                Err(Failure::new(format!("the clients exited with {status}; stderr: {stderr}")))
             }
             None => self.server.process().stop(),
         }
     }
 }
 
-/// An order to the process.
+/// A request to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Order for [`Running::load`] of this duration.
+pub enum ControlRequest {
+    /// Calls [`RunningServer::load`] with this duration.
     Load(Duration),
-    /// Order for [`Running::reconnect`] of all clients.
+    /// Calls [`RunningServer::reconnect`] for all clients.
     Reconnect,
-    /// Order for [`Running::verify`] after the loads.
+    /// Calls [`RunningServer::verify`] after the loads.
     Verify,
 }
 
-/// Starts a server with its clients in this process, and executes orders until the control connection is closed.
+/// Starts a server with its clients in this process, and executes requests until the control connection is closed.
 ///
 /// # Errors
 /// The errors of `start`, and [`Failure`] when the control connection fails or the server does not end properly.
-pub fn obey<'a>(start: impl FnOnce() -> Result<Box<dyn Running + 'a>>) -> Result<()> {
+pub fn serve_requests<'a>(start: impl FnOnce() -> Result<Box<dyn RunningServer + 'a>>) -> Result<()> {
     let listener = listen()?;
-    let mut running = start()?;
-    let answered = answer(&listener, |order| match order {
+    let mut running_server = start()?;
+    let answered = answer_requests(&listener, |request| match request {
         // Sending latencies would use the clients' processor time, which is measured.
-        Order::Load(duration) => Ok(Load { latencies: Latencies::default(), ..running.load(duration)? }),
-        Order::Reconnect => running.reconnect().map(|()| Load::default()),
-        Order::Verify => running.verify().map(|verified_bytes| Load { verified_bytes, ..Load::default() }),
+        ControlRequest::Load(duration) => {
+            Ok(LoadResult { latencies: Latencies::default(), ..running_server.load(duration)? })
+        }
+        ControlRequest::Reconnect => running_server.reconnect().map(|()| LoadResult::default()),
+        ControlRequest::Verify => running_server
+            .verify()
+            .map(|verified_bytes| LoadResult { verified_bytes, ..LoadResult::default() }),
     });
-    let stopped = running.stop();
+    let stopped = running_server.stop();
     answered.and(stopped)
 }
 
-/// Executes orders by `work`, in a process that is the server itself, until the control connection is closed.
+/// Executes requests by `work`, in a process that is the server itself, until the control connection is closed.
 ///
 /// # Errors
 /// [`Failure`] when the control connection fails.
-pub fn obey_by(work: impl FnMut(Order) -> Result<Load>) -> Result<()> {
-    answer(&listen()?, work)
+pub fn serve_requests_with(work: impl FnMut(ControlRequest) -> Result<LoadResult>) -> Result<()> {
+    answer_requests(&listen()?, work)
 }
 
 fn listen() -> Result<UnixListener> {
-    UnixListener::bind(CONTROL).doing("making the control socket")
+    UnixListener::bind(CONTROL_SOCKET).doing("creating the control socket")
 }
 
-fn answer(listener: &UnixListener, mut work: impl FnMut(Order) -> Result<Load>) -> Result<()> {
+fn answer_requests(
+    listener: &UnixListener,
+    mut work: impl FnMut(ControlRequest) -> Result<LoadResult>,
+) -> Result<()> {
     const WHAT: &str = "reading the control connection";
-    println!("{READY}");
+    println!("{READY_LINE}");
     let (mut control, _) = listener.accept().doing("waiting for the control connection")?;
-    for told in BufReader::new(control.try_clone().doing(WHAT)?).lines() {
-        let done = order(&told.doing(WHAT)?).and_then(&mut work);
+    for line in BufReader::new(control.try_clone().doing(WHAT)?).lines() {
+        let done = parse_request(&line.doing(WHAT)?).and_then(&mut work);
         let answer = match done {
-            Ok(load) => line(&load),
+            Ok(load) => format_answer(&load),
             Err(failure) => format!("failed: {}\n", failure.to_string().replace('\n', " ")),
         };
         control.write_all(answer.as_bytes()).doing("answering")?;
@@ -180,16 +188,16 @@ fn answer(listener: &UnixListener, mut work: impl FnMut(Order) -> Result<Load>) 
     Ok(())
 }
 
-/// Parses the line of an order.
-fn order(told: &str) -> Result<Order> {
-    match told.split_once(' ') {
+/// Parses the line of a request.
+fn parse_request(line: &str) -> Result<ControlRequest> {
+    match line.split_once(' ') {
         Some(("load", ns)) => {
-            let ns = ns.parse().map_err(|_| Failure::new("a length of time was expected"))?;
-            Ok(Order::Load(Duration::from_nanos(ns)))
+            let ns = ns.parse().map_err(|_| Failure::new("expected a duration in nanoseconds"))?;
+            Ok(ControlRequest::Load(Duration::from_nanos(ns)))
         }
-        Some(("reconnect", _)) => Ok(Order::Reconnect),
-        Some(("verify", _)) => Ok(Order::Verify),
-        _ => Err(Failure::new("a verb was expected")),
+        Some(("reconnect", _)) => Ok(ControlRequest::Reconnect),
+        Some(("verify", _)) => Ok(ControlRequest::Verify),
+        _ => Err(Failure::new("expected load, reconnect or verify")),
     }
 }
 
@@ -198,25 +206,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_of_a_load_is_what_is_read() {
+    fn answers_are_read_as_they_are_written() {
         let latencies: Latencies = [5, 5, 900].into_iter().map(Duration::from_micros).collect();
-        let load = Load { exchanges: 3, verified_bytes: 7, elapsed: Duration::from_nanos(99), latencies };
-        let read = parse(&line(&load)).expect("well-formed");
+        let load =
+            LoadResult { exchanges: 3, verified_bytes: 7, elapsed: Duration::from_nanos(99), latencies };
+        let read = parse_answer(&format_answer(&load)).expect("well-formed");
         assert_eq!((read.exchanges, read.verified_bytes, read.elapsed), (3, 7, load.elapsed));
-        let quantiles = |load: &Load| [0.3, 0.9].map(|part| load.latencies.quantile_us(part));
+        let quantiles = |load: &LoadResult| [0.3, 0.9].map(|part| load.latencies.quantile_us(part));
         assert_eq!((read.latencies.len(), quantiles(&read)), (3, quantiles(&load)));
-        assert_eq!(parse("1 2 3\n").expect("no latencies").latencies.len(), 0);
+        assert_eq!(parse_answer("1 2 3\n").expect("no latencies").latencies.len(), 0);
         for bad in ["", "1 2", "1 2 x", "1 2 3 4", "1 2 3 4:", "1 2 3 -1:2", "ready"] {
-            assert!(parse(bad).is_none(), "{bad}");
+            assert!(parse_answer(bad).is_none(), "{bad}");
         }
     }
 
     #[test]
-    fn orders_are_a_verb_and_a_number() {
-        assert_eq!(order("load 7"), Ok(Order::Load(Duration::from_nanos(7))));
-        assert_eq!((order("reconnect 0"), order("verify 0")), (Ok(Order::Reconnect), Ok(Order::Verify)));
+    fn requests_are_a_verb_and_a_number() {
+        assert_eq!(parse_request("load 7"), Ok(ControlRequest::Load(Duration::from_nanos(7))));
+        assert_eq!(
+            (parse_request("reconnect 0"), parse_request("verify 0")),
+            (Ok(ControlRequest::Reconnect), Ok(ControlRequest::Verify))
+        );
         for bad in ["", "load", "load x", "stop 0"] {
-            assert!(order(bad).is_err(), "{bad}");
+            assert!(parse_request(bad).is_err(), "{bad}");
         }
     }
 }

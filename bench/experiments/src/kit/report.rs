@@ -4,13 +4,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::kit::arguments::Form;
+use crate::kit::arguments::CommonOptions;
 use crate::kit::comparison::Comparison;
 use crate::kit::failure::{Result, While};
 use crate::kit::host::Machine;
 use crate::kit::plot::Plot;
 use crate::kit::side::Side;
-use crate::kit::verdict::{Verdict, by_chance};
+use crate::kit::verdict::{Verdict, expected_false_differences};
 
 /// The result of one experiment.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Report {
 
     /// Adds the findings that `find` derives from the comparisons.
     #[must_use]
-    pub fn finding(mut self, find: impl FnOnce(&[Comparison]) -> Vec<(&'static str, Value)>) -> Self {
+    pub fn with_findings(mut self, find: impl FnOnce(&[Comparison]) -> Vec<(&'static str, Value)>) -> Self {
         self.findings = find(&self.comparisons);
         self
     }
@@ -58,21 +58,21 @@ impl Report {
         self.comparisons.iter().all(Comparison::is_flawless)
     }
 
-    /// Writes the plot if `form` asks for it, and returns the text for standard output.
+    /// Writes the plot if `common` asks for it, and returns the text for standard output.
     ///
     /// # Errors
     /// [`crate::kit::failure::Failure`] when the plot cannot be drawn or written.
-    pub fn present(&self, mut machine: Machine, form: &Form) -> Result<String> {
+    pub fn render(&self, mut machine: Machine, common: &CommonOptions) -> Result<String> {
         for (key, version) in &self.versions {
             machine.add(key, version);
         }
-        if let Some(path) = &form.svg {
+        if let Some(path) = &common.svg {
             write(path, &self.plot.to_svg()?)?;
         }
-        if form.json {
+        if common.json {
             return Ok(format!("{:#}\n", self.to_json(&machine)));
         }
-        let verdicts = verdicts(&self.comparisons).unwrap_or_default();
+        let verdicts = verdict_summary(&self.comparisons).unwrap_or_default();
         Ok(format!("{}\n{}{verdicts}{}", machine.render(), self.text, notes(&self.comparisons)))
     }
 
@@ -95,7 +95,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// Returns the number of verdicts, and the number of false differences among them that chance alone would give.
-fn verdicts(comparisons: &[Comparison]) -> Option<String> {
+fn verdict_summary(comparisons: &[Comparison]) -> Option<String> {
     let of = |comparison: &Comparison| -> Vec<Verdict> {
         let sides = comparison.sides().iter().filter(|side| **side != Side::Plain);
         sides.filter_map(|side| comparison.verdict(*side, Side::Plain)).collect()
@@ -103,17 +103,19 @@ fn verdicts(comparisons: &[Comparison]) -> Option<String> {
     let verdicts: Vec<Verdict> = comparisons.iter().flat_map(of).collect();
     let differences = verdicts.iter().filter(|verdict| verdict.is_difference()).count();
     let (kept, dropped) = comparisons.iter().fold((0, 0), |(kept, dropped), comparison| {
-        (kept + comparison.rounds(), dropped + comparison.dropped())
+        (kept + comparison.round_count(), dropped + comparison.dropped_count())
     });
     let busy = match dropped {
         0 => String::new(),
-        _ => format!("the machine was too busy for {dropped} of {} rounds\n", kept + dropped),
+        _ => {
+            format!("{dropped} of {} rounds were dropped because the machine was too busy\n", kept + dropped)
+        }
     };
     (!verdicts.is_empty()).then(|| {
         format!(
-            "{} verdicts, {differences} of them helps or costs; by chance at most {:.1} would be\n{busy}",
+            "{} verdicts, {differences} of them helps or costs; at most {:.1} expected by chance\n{busy}",
             verdicts.len(),
-            by_chance(verdicts.len())
+            expected_false_differences(verdicts.len())
         )
     })
 }
@@ -139,14 +141,14 @@ mod tests {
     #[test]
     fn verdicts_are_counted_with_those_that_chance_would_give() {
         let mut comparison = Comparison::new("work", 1, &[Side::Plain, Side::PlainAgain, Side::Uncopy]);
-        assert_eq!(verdicts(std::slice::from_ref(&comparison)), None);
+        assert_eq!(verdict_summary(std::slice::from_ref(&comparison)), None);
         for _ in 0..7 {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let cpu_us = Some(if side == Side::Uncopy { 0.5 } else { 1.0 });
                 Ok(Sample { cpu_us, verified_bytes: Some(1), ..Sample::default() })
             });
         }
-        let line = verdicts(&[comparison]).expect("verdicts");
-        assert_eq!(line, "2 verdicts, 1 of them helps or costs; by chance at most 0.1 would be\n");
+        let line = verdict_summary(&[comparison]).expect("verdicts");
+        assert_eq!(line, "2 verdicts, 1 of them helps or costs; at most 0.1 expected by chance\n");
     }
 }

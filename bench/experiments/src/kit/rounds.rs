@@ -20,15 +20,15 @@ const MAX_ROUNDS: usize = 1000;
 /// A fixed number of rounds, or a minimum and a maximum. On the command line: `7`, or `7..25`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounds {
-    least: usize,
-    most: usize,
+    min: usize,
+    max: usize,
 }
 
 impl Rounds {
     /// Returns a fixed number of rounds, however noisy they are.
     #[must_use]
     pub const fn exactly(rounds: usize) -> Self {
-        Self { least: rounds, most: rounds }
+        Self { min: rounds, max: rounds }
     }
 
     /// Runs the rounds, each of which runs every side of every comparison once: `sample` gets the comparison's point,
@@ -41,17 +41,17 @@ impl Rounds {
         progress: &mut Progress,
         mut sample: impl FnMut(&P, Side, usize) -> Result<Sample>,
     ) {
-        for round in 0..self.most {
-            let noisy = if round < self.least { "" } else { ", because it is noisy" };
+        for round in 0..self.max {
+            let noisy = if round < self.min { "" } else { ", because of noise" };
             let mut all_are_settled = true;
             for (comparison, point) in comparisons.iter_mut().zip(points) {
-                if round >= self.least && is_settled(comparison) {
+                if round >= self.min && is_settled(comparison) {
                     continue;
                 }
                 all_are_settled = false;
                 let title = comparison.title().to_owned();
-                comparison.round(|side| {
-                    progress.tell(&title, round, format_args!("{self}{noisy}"), side.name());
+                comparison.run_round(|side| {
+                    progress.report_round(&title, round, format_args!("{self}{noisy}"), side.name());
                     sample(point, side, round)
                 });
             }
@@ -75,7 +75,7 @@ impl Rounds {
 /// True if more rounds are pointless: the ratios are known precisely enough, or the comparison failed or was skipped.
 fn is_settled(comparison: &Comparison) -> bool {
     comparison.obstacle().is_some()
-        || comparison.rounds() >= MIN_ROUNDS
+        || comparison.round_count() >= MIN_ROUNDS
             && [RATE, CPU].into_iter().all(|metric| comparison.is_precise(metric))
 }
 
@@ -88,11 +88,7 @@ impl From<usize> for Rounds {
 /// Displayed as on the command line.
 impl fmt::Display for Rounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.least == self.most {
-            write!(f, "{}", self.least)
-        } else {
-            write!(f, "{}..{}", self.least, self.most)
-        }
+        if self.min == self.max { write!(f, "{}", self.min) } else { write!(f, "{}..{}", self.min, self.max) }
     }
 }
 
@@ -100,12 +96,12 @@ impl FromStr for Rounds {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let (least, most) = text.split_once("..").unwrap_or((text, text));
+        let (min, max) = text.split_once("..").unwrap_or((text, text));
         let number = |text: &str| text.parse().ok().filter(|number| (1..=MAX_ROUNDS).contains(number));
-        match (number(least), number(most)) {
-            (Some(least), Some(most)) if least <= most => Ok(Self { least, most }),
+        match (number(min), number(max)) {
+            (Some(min), Some(max)) if min <= max => Ok(Self { min, max }),
             _ => Err(format!(
-                "it must be a number in 1..={MAX_ROUNDS}, or a least and a most one, as in 7..25"
+                "it must be a number in 1..={MAX_ROUNDS}, or a minimum and a maximum, as in 7..25"
             )),
         }
     }
@@ -136,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noisy_gets_more_rounds_up_to_the_most_and_what_is_not_gets_none() {
+    fn noisy_cases_get_more_rounds_up_to_the_maximum_and_others_get_none() {
         let rounds = "8..12".parse().expect("two numbers");
         assert_eq!(run(rounds, &[0.5, 2.0, 0.9, 1.6, 1.1]), [8, 12]);
         assert_eq!(run(rounds, &[1.2]), [8, 8]);
@@ -148,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_few_rounds_nothing_is_known_and_a_failure_ends_all() {
+    fn too_few_rounds_decide_nothing_and_a_failure_ends_the_case() {
         assert_eq!(run("1..20".parse().expect("two numbers"), &[1.0]), [7, 7]);
         let mut comparison = Comparison::new("fails", 1, &SIDES);
         let mut calls = 0;

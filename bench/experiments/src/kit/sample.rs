@@ -45,7 +45,7 @@ pub struct Sample {
     /// Bytes compared with the expected ones, all of them right; `None` if nothing was checked.
     pub verified_bytes: Option<u64>,
     /// Measured values that the figures of a slice are computed from.
-    pub raw: Option<Raw>,
+    pub raw: Option<RawSlice>,
     /// Event counts of the server, per operation.
     pub counts: Counts,
     /// Savings that the process under uncopy measured by itself, as reported by `uncopy stats`.
@@ -58,7 +58,7 @@ pub struct Sample {
 
 /// Measured values of one slice of one side's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Raw {
+pub struct RawSlice {
     /// Processor time of all the server's processes, ns.
     pub cpu_ns: u64,
     /// Number of operations completed.
@@ -67,9 +67,9 @@ pub struct Raw {
     pub elapsed_ns: u64,
 }
 
-impl From<Raw> for Sample {
+impl From<RawSlice> for Sample {
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-    fn from(raw: Raw) -> Self {
+    fn from(raw: RawSlice) -> Self {
         let operations = raw.operations.max(1) as f64;
         Self {
             operations_per_s: Some(operations * 1e9 / raw.elapsed_ns.max(1) as f64),

@@ -17,7 +17,7 @@ use crate::kit::{keeper, processes::process};
 const EXE_VARIABLE: &str = "UNCOPY_BENCH_EXE";
 
 /// Library directories of distributions.
-const LIBRARIES: [&str; 5] =
+const LIBRARY_DIRECTORIES: [&str; 5] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib64", "/usr/local/lib"];
 /// glibc tunables that make malloc keep freed memory.
 const TUNABLES: &str = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824:glibc.malloc.top_pad=67108864";
@@ -32,7 +32,7 @@ pub enum Side {
     PlainAgain,
     /// `uncopy run` with its default options
     Uncopy,
-    /// `uncopy run` with mimalloc preloaded after it, which serves the blocks that uncopy leaves to malloc
+    /// `uncopy run` with mimalloc for the allocations that uncopy leaves to malloc
     UncopyMimalloc,
     /// `uncopy run --lanes`, at both ends of each connection
     #[value(skip)]
@@ -70,20 +70,20 @@ pub enum Side {
     /// [`Side::Net`] with a log in memory
     #[value(skip)]
     NetDax,
-    /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
+    /// `uncopy run --heap on --policy never`: the block heap alone, without elision
     HeapOnly,
-    /// glibc with GLIBC_TUNABLES that make it keep memory
+    /// glibc malloc, tuned by GLIBC_TUNABLES to keep freed memory
     TunedGlibc,
     /// mimalloc as a preloaded allocator
     Mimalloc,
     /// jemalloc as a preloaded allocator
     Jemalloc,
-    /// `uncopy run --policy always --min-size 4096`: every copy elided, whether that pays or not
+    /// `uncopy run --policy always --min-size 4096`: every copy elided, even where that takes longer
     Always,
     /// `uncopy run`, recorded as by `uncopy profile`
     #[value(skip)]
     Recording,
-    /// Plain, and the same server without its copies: the bound of any elision
+    /// Plain Linux, and a server that makes no copies: the upper limit of eliding copies
     Limit,
     /// Plain, and a server whose values lie in twin memory and are sent by reference
     #[value(skip)]
@@ -167,16 +167,16 @@ impl Side {
     /// True if `uncopy run` starts the program.
     #[must_use]
     pub const fn is_under_uncopy(self) -> bool {
-        self.run_words().is_some()
+        self.run_arguments().is_some()
     }
 
     /// Returns the environment variable that selects another allocator for a program without uncopy.
     ///
     /// # Errors
     /// [`Failure`] with the installation command when the allocator is missing.
-    pub fn environment(self) -> Result<Option<(&'static str, OsString)>> {
+    pub fn allocator_environment(self) -> Result<Option<(&'static str, OsString)>> {
         let preload = |library: &str, package: &str| {
-            let found = LIBRARIES.iter().map(|directory| Path::new(directory).join(library));
+            let found = LIBRARY_DIRECTORIES.iter().map(|directory| Path::new(directory).join(library));
             let path = found.into_iter().find(|path| path.is_file()).ok_or_else(|| {
                 Failure::new(format!(
                     "{library} is not installed; install it with: apt-get install {package}"
@@ -201,7 +201,7 @@ impl Side {
     /// True if the side has a log, and so a log keeper.
     #[must_use]
     pub const fn has_log(self) -> bool {
-        !self.log_words().is_empty()
+        !self.log_arguments().is_empty()
     }
 
     /// True if the log is in memory, as if that were persistent.
@@ -228,7 +228,7 @@ impl Side {
     }
 
     /// Returns the words after `uncopy`, except those of a log; `None` where the program runs without uncopy.
-    const fn run_words(self) -> Option<&'static [&'static str]> {
+    const fn run_arguments(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Uncopy
             | Self::UncopyMimalloc
@@ -251,7 +251,7 @@ impl Side {
     }
 
     /// Returns the words before a log's directory; empty without a log.
-    const fn log_words(self) -> &'static [&'static str] {
+    const fn log_arguments(self) -> &'static [&'static str] {
         match self {
             Self::Log | Self::NetLog => &["--log-size", "268435456", "--log"],
             Self::LogInMemory => &["--log-size", "67108864", "--log-emulate-dax", "--log"],
@@ -276,7 +276,7 @@ pub enum ApiCopies {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activity {
     /// Reason why nothing is elided, if uncopy is inactive.
-    pub reason: Option<String>,
+    pub inactive_reason: Option<String>,
     /// Bytes whose copy was elided.
     pub elided_bytes: u64,
     /// Bytes that hooks copied.
@@ -293,16 +293,15 @@ pub struct Activity {
 
 impl Activity {
     fn parse(json: &str) -> Result<Self> {
-        let bad = |what: &str| Failure::new(format!("uncopy stats wrote {what}"));
-        let value: Value =
-            serde_json::from_str(json.trim()).map_err(|_| bad("something that is not JSON"))?;
+        let bad = |what: &str| Failure::new(format!("uncopy stats printed {what}"));
+        let value: Value = serde_json::from_str(json.trim()).map_err(|_| bad("invalid JSON"))?;
         let counter = |counter: Counter| {
             let name = counter.name();
             value.get(name).and_then(Value::as_u64).ok_or_else(|| bad(&format!("no {name}")))
         };
-        let reason = value.get("reason").and_then(Value::as_str).map(str::to_owned);
+        let inactive_reason = value.get("reason").and_then(Value::as_str).map(str::to_owned);
         Ok(Self {
-            reason,
+            inactive_reason,
             elided_bytes: counter(Counter::ElidedBytes)?,
             copied_bytes: counter(Counter::CopiedBytes)?,
             lent_bytes: counter(Counter::LentBytes)? + counter(Counter::LaneSentBytes)?,
@@ -321,15 +320,15 @@ impl Activity {
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// Path of this program.
-    bench: PathBuf,
+    bench_path: PathBuf,
     /// Path of the `uncopy` command.
-    uncopy: PathBuf,
+    uncopy_path: PathBuf,
     /// Minimum length of the calls that `uncopy profile` records, bytes; `None` for its default.
-    profiled_bytes: Option<usize>,
+    min_profiled_bytes: Option<usize>,
     /// Directory of the log, if the side has one.
-    log: PathBuf,
+    log_directory: PathBuf,
     /// Control socket of the service, if the side has one.
-    service: PathBuf,
+    service_socket: PathBuf,
 }
 
 impl Launcher {
@@ -341,16 +340,16 @@ impl Launcher {
         let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
         if preload.to_string_lossy().contains("libuncopy") {
             let message =
-                "uncopy-bench runs under uncopy itself, so nothing would be plain; unset LD_PRELOAD";
+                "uncopy-bench itself runs under uncopy, so no side would be plain; unset LD_PRELOAD";
             return Err(Failure::new(message));
         }
-        let mut launcher = Self::inherited()?;
-        if !launcher.uncopy.is_file() {
+        let mut launcher = Self::for_current_process()?;
+        if !launcher.uncopy_path.is_file() {
             let named = std::env::var_os(EXE_VARIABLE).filter(|path| !path.is_empty());
-            launcher.uncopy = named.map(PathBuf::from).ok_or_else(|| {
-                let beside = launcher.uncopy.display();
+            launcher.uncopy_path = named.map(PathBuf::from).ok_or_else(|| {
+                let missing_path = launcher.uncopy_path.display();
                 Failure::new(format!(
-                    "{beside} is missing; build it with make bench, or name one by {EXE_VARIABLE}"
+                    "{missing_path} is missing; build it with make bench, or set {EXE_VARIABLE} to the path of uncopy"
                 ))
             })?;
         }
@@ -361,59 +360,65 @@ impl Launcher {
     ///
     /// # Errors
     /// [`Failure`] when the program's path is not known.
-    pub fn inherited() -> Result<Self> {
-        let bench = std::env::current_exe().doing("finding the path of uncopy-bench")?;
-        Ok(Self::of(bench))
+    pub fn for_current_process() -> Result<Self> {
+        let bench_path = std::env::current_exe().doing("finding the path of uncopy-bench")?;
+        Ok(Self::of(bench_path))
     }
 
-    /// Returns a launcher for the program `bench`, with `uncopy` beside it.
-    pub fn of(bench: impl Into<PathBuf>) -> Self {
-        let bench = bench.into();
-        let uncopy = bench.with_file_name("uncopy");
-        Self { bench, uncopy, profiled_bytes: None, log: keeper::LOG.into(), service: PathBuf::new() }
+    /// Returns a launcher for the program `bench_path`, with `uncopy` beside it.
+    pub fn of(bench_path: impl Into<PathBuf>) -> Self {
+        let bench_path = bench_path.into();
+        let uncopy_path = bench_path.with_file_name("uncopy");
+        Self {
+            bench_path,
+            uncopy_path,
+            min_profiled_bytes: None,
+            log_directory: keeper::LOG_DIRECTORY.into(),
+            service_socket: PathBuf::new(),
+        }
     }
 
     /// Returns a launcher for a server whose log is in `directory`.
     #[must_use]
-    pub fn logging_in(&self, directory: &Path) -> Self {
-        Self { log: directory.join(keeper::LOG), ..self.clone() }
+    pub fn with_log_in(&self, directory: &Path) -> Self {
+        Self { log_directory: directory.join(keeper::LOG_DIRECTORY), ..self.clone() }
     }
 
     /// Returns a launcher for a server whose connections belong to the service with this control socket.
     #[must_use]
-    pub fn served_by(&self, control: &Path) -> Self {
-        Self { service: control.to_owned(), ..self.clone() }
+    pub fn with_service(&self, control: &Path) -> Self {
+        Self { service_socket: control.to_owned(), ..self.clone() }
     }
 
     /// Returns the command `uncopy net`, without its options.
     #[must_use]
-    pub fn net(&self) -> Command {
-        let mut command = self.uncopy();
+    pub fn net_command(&self) -> Command {
+        let mut command = self.uncopy_command();
         command.arg("net");
         command
     }
 
     /// Sets the minimum length of the calls in profiles.
     #[must_use]
-    pub fn profiling_from(mut self, bytes: Option<usize>) -> Self {
-        self.profiled_bytes = bytes;
+    pub fn with_min_profiled_bytes(mut self, bytes: Option<usize>) -> Self {
+        self.min_profiled_bytes = bytes;
         self
     }
 
     /// Returns the path of another program of this project, which lies beside `uncopy`.
     #[must_use]
-    pub fn beside(&self, name: &str) -> PathBuf {
-        self.uncopy.with_file_name(name)
+    pub fn sibling_program(&self, name: &str) -> PathBuf {
+        self.uncopy_path.with_file_name(name)
     }
 
     /// Returns the command that runs `uncopy-bench` with `arguments` under `uncopy profile`, which writes `file`.
     #[must_use]
-    pub fn profile_bench(&self, file: &Path, arguments: &[String]) -> Command {
-        self.profile(file, self.bench.as_os_str(), arguments)
+    pub fn profile_bench_command(&self, file: &Path, arguments: &[String]) -> Command {
+        self.profile_command(file, self.bench_path.as_os_str(), arguments)
     }
 
-    fn uncopy(&self) -> Command {
-        let mut command = Command::new(&self.uncopy);
+    fn uncopy_command(&self) -> Command {
+        let mut command = Command::new(&self.uncopy_path);
         // `uncopy run` would report the variable as an unknown option.
         command.env_remove(EXE_VARIABLE);
         command
@@ -421,34 +426,37 @@ impl Launcher {
 
     /// Returns the command that runs `program` with `arguments` under `side`.
     pub fn command<A: AsRef<OsStr>>(&self, side: Side, program: &OsStr, arguments: &[A]) -> Command {
-        let mut command = match side.run_words() {
+        let mut command = match side.run_arguments() {
             None => {
                 let mut command = Command::new(program);
                 command.env_remove(EXE_VARIABLE);
                 command
             }
             Some(words) => {
-                let mut command = self.uncopy();
-                command.args(words).args(side.log_words()).args(side.has_log().then_some(&self.log));
+                let mut command = self.uncopy_command();
+                command
+                    .args(words)
+                    .args(side.log_arguments())
+                    .args(side.has_log().then_some(&self.log_directory));
                 if side.service().is_some() {
-                    command.arg("--net").arg(&self.service);
+                    command.arg("--net").arg(&self.service_socket);
                 }
                 command.arg("--").arg(program);
                 command
             }
         };
         // A missing allocator was already reported before anything was started.
-        command.envs(side.environment().ok().flatten());
+        command.envs(side.allocator_environment().ok().flatten());
         command.args(arguments);
         command
     }
 
     /// Returns the command that runs `program` with `arguments` under `uncopy profile`, which writes `file` at its
     /// end.
-    pub fn profile<A: AsRef<OsStr>>(&self, file: &Path, program: &OsStr, arguments: &[A]) -> Command {
-        let mut command = self.uncopy();
+    pub fn profile_command<A: AsRef<OsStr>>(&self, file: &Path, program: &OsStr, arguments: &[A]) -> Command {
+        let mut command = self.uncopy_command();
         command.args(["profile", "-o"]).arg(file);
-        if let Some(bytes) = self.profiled_bytes {
+        if let Some(bytes) = self.min_profiled_bytes {
             command.arg(format!("--min-size={bytes}"));
         }
         command.arg("--").arg(program).args(arguments);
@@ -457,8 +465,8 @@ impl Launcher {
 
     /// Returns the command that runs `uncopy-bench` with `arguments` under `side`.
     #[must_use]
-    pub fn bench(&self, side: Side, arguments: &[String]) -> Command {
-        self.command(side, self.bench.as_os_str(), arguments)
+    pub fn bench_command(&self, side: Side, arguments: &[String]) -> Command {
+        self.command(side, self.bench_path.as_os_str(), arguments)
     }
 
     /// Returns the activity of uncopy so far in the process `pid`.
@@ -466,7 +474,7 @@ impl Launcher {
     /// # Errors
     /// [`Failure`] when `uncopy stats` fails or prints something else.
     pub fn activity(&self, pid: Pid) -> Result<Activity> {
-        let mut command = self.uncopy();
+        let mut command = self.uncopy_command();
         command.arg("stats").arg(pid.as_raw_pid().to_string());
         let output =
             process::run(command, "uncopy stats", Duration::from_secs(5))?.success("uncopy stats")?;
@@ -488,21 +496,23 @@ impl Launcher {
         stderr: &str,
         elision_expected: bool,
     ) -> (Vec<String>, Option<Activity>) {
-        if side.run_words().is_none() {
+        if side.run_arguments().is_none() {
             return (Vec::new(), None);
         }
         let activity = self.activity(pid);
         let mut notes: Vec<String> = match &activity {
             Err(failure) => vec![format!("uncopy may have been inactive: {failure}")],
             Ok(_) if side == Side::Recording => Vec::new(),
-            Ok(Activity { reason: Some(reason), .. }) => vec![format!("uncopy was inactive: {reason}")],
+            Ok(Activity { inactive_reason: Some(reason), .. }) => {
+                vec![format!("uncopy was inactive: {reason}")]
+            }
             Ok(Activity { elided_bytes: 0, .. }) if elision_expected && side != Side::HeapOnly => {
-                vec!["uncopy elided nothing".to_owned()]
+                vec!["uncopy elided no copies".to_owned()]
             }
             Ok(_) => Vec::new(),
         };
-        let said = stderr.lines().filter(|line| line.starts_with("uncopy: ")).take(2);
-        notes.extend(said.map(|line| format!("stderr: {}", line.chars().take(200).collect::<String>())));
+        let lines = stderr.lines().filter(|line| line.starts_with("uncopy: ")).take(2);
+        notes.extend(lines.map(|line| format!("stderr: {}", line.chars().take(200).collect::<String>())));
         (notes, activity.ok())
     }
 }
@@ -526,10 +536,10 @@ mod tests {
         assert_eq!(line(Side::Uncopy), ["/opt/uncopy", "run", "--", "redis-server", "--port", "7"]);
         assert_eq!(line(Side::HeapOnly)[1..6], ["run", "--heap", "on", "--policy", "never"]);
         assert_eq!(line(Side::Lanes)[1..4], ["run", "--lanes", "--"]);
-        let logging = launcher.logging_in(Path::new("/srv")).command(Side::Log, OsStr::new("x"), &["y"]);
+        let logging = launcher.with_log_in(Path::new("/srv")).command(Side::Log, OsStr::new("x"), &["y"]);
         let log = ["run", "--log-size", "268435456", "--log", "/srv/uncopy-log", "--", "x", "y"];
         assert_eq!(words(&logging)[1..], log);
-        let both = launcher.logging_in(Path::new("/srv")).served_by(Path::new("/net/control"));
+        let both = launcher.with_log_in(Path::new("/srv")).with_service(Path::new("/net/control"));
         let both = words(&both.command(Side::NetLog, OsStr::new("x"), &["y"]));
         assert_eq!(both[1..], [&log[..5], &["--net", "/net/control"], &log[5..]].concat());
         let dax = words(&launcher.command(Side::NetDaxCopying, OsStr::new("x"), &["y"]));
@@ -544,7 +554,7 @@ mod tests {
         assert!(tuned.get_envs().any(|(name, value)| name == "GLIBC_TUNABLES" && value.is_some()));
         assert_eq!(line(Side::UncopyMimalloc), line(Side::Uncopy));
         assert_eq!(line(Side::Always)[1..6], ["run", "--policy", "always", "--min-size", "4096"]);
-        let own = words(&launcher.bench(Side::Uncopy, &["echo-server".into()]));
+        let own = words(&launcher.bench_command(Side::Uncopy, &["echo-server".into()]));
         assert_eq!(own, ["/opt/uncopy", "run", "--", "/opt/uncopy-bench", "echo-server"]);
     }
 
@@ -555,10 +565,10 @@ mod tests {
         snapshot.values[Counter::Faults as usize] = 3;
         let active = Activity::parse(&snapshot.to_json()).expect("well-formed");
         assert_eq!((active.elided_bytes, active.faults, active.views_peak), (77, 3, 0));
-        assert_eq!(active.reason, None);
+        assert_eq!(active.inactive_reason, None);
         let inactive = uncopy_core::stats::Snapshot::empty(5, Some("no \"permission\"".into()));
         let activity = Activity::parse(&inactive.to_json()).expect("well-formed");
-        assert_eq!(activity.reason.as_deref(), Some("no \"permission\""));
+        assert_eq!(activity.inactive_reason.as_deref(), Some("no \"permission\""));
     }
 
     #[test]

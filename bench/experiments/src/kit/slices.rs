@@ -6,11 +6,11 @@
 //!   round:     plain │ uncopy │ plain again      (random order, one client)
 //! ```
 //!
-//! Disturbances of a machine come and go in less than a second, so the slices of one round meet the same ones. A slice
-//! that others disturbed is retaken, and after three attempts its round is dropped; so is a round in which the host
-//! moved the processors. Processor time is that of all the server's processes from the begin of the round to its end,
-//! so that work after a slice, such as giving memory back, is counted too. Connections are renewed every few rounds
-//! and processes several times, because both can be lucky.
+//! Disturbances of a machine come and go in less than a second, so the slices of one round meet the same ones. A
+//! slice that others disturbed is retaken, and after three attempts its round is dropped; so is a round in which the
+//! host moved this machine's processors. Processor time is that of all the server's processes from the begin of the
+//! round to its end, so that work after a slice, such as giving memory back, is counted too. Connections are renewed
+//! every few rounds and processes several times, because both can be lucky.
 
 use std::time::{Duration, Instant};
 
@@ -20,29 +20,29 @@ use crate::kit::checksum;
 use crate::kit::comparison::{Comparison, Generation, Round};
 use crate::kit::counts::Counts;
 use crate::kit::distance;
-use crate::kit::disturbance::Moment;
+use crate::kit::disturbance::CpuSnapshot;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::keeper;
+use crate::kit::noise;
 use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::descendants::{self, Held};
 use crate::kit::processors;
 use crate::kit::progress::Progress;
-use crate::kit::quiet;
 use crate::kit::random::Random;
-use crate::kit::running::Running;
-use crate::kit::sample::{Raw, Sample};
+use crate::kit::running_server::RunningServer;
+use crate::kit::sample::{RawSlice, Sample};
 use crate::kit::side::{Launcher, Side};
-use crate::kit::traffic::Load;
+use crate::kit::traffic::LoadResult;
 
 /// Rounds over the same connections.
-const CONNECTION_ROUNDS: usize = 2;
+const ROUNDS_PER_CONNECTION: usize = 2;
 /// Attempts at a slice; a round with a slice that was disturbed in each of them is dropped.
-const MAX_TAKES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 /// Divisor of the warm-up for servers that have nothing to learn, relative to one under uncopy.
-const WARM_UP_PART: u32 = 10;
+const WARM_UP_DIVISOR: u32 = 10;
 /// Divisor of the slice that gives the unmeasured load over new connections.
-const SETTLE_PART: u32 = 4;
+const SETTLE_DIVISOR: u32 = 4;
 /// Time for which processes of a server may outlive the one that was started.
 const LINGER: Duration = Duration::from_secs(2);
 /// Time for which a log keeper may outlive the server; it syncs files that may be long.
@@ -63,7 +63,7 @@ pub struct Slices {
     pub slice: Duration,
     /// Pause after each slice, in which servers finish work that would disturb the next slice. Their time in it
     /// counts.
-    pub rest: Duration,
+    pub pause: Duration,
     /// Warm-up of a server of [`Side::UNCOPY`], in which its call-site accounts fill and its trials find out which
     /// elisions pay. The cost of this phase is measured by the sweep `echo switching`.
     pub warm_up: Duration,
@@ -82,26 +82,27 @@ impl Slices {
         comparison: &mut Comparison,
         expects_elision: bool,
         progress: &mut Progress,
-        mut start: impl FnMut(Side) -> Result<Box<dyn Running + 'a>>,
+        mut start: impl FnMut(Side) -> Result<Box<dyn RunningServer + 'a>>,
     ) {
         for side in comparison.sides().to_vec() {
-            if let Err(missing) = side.environment() {
-                comparison.leave_out(side, &missing);
+            if let Err(missing) = side.allocator_environment() {
+                comparison.skip_side(side, &missing);
             }
         }
         let mut left = self.time;
         let share = self.time / u32::try_from(self.processes).unwrap_or(1).max(1);
         for number in 0.. {
             let is_precise = [RATE, CPU].into_iter().all(|metric| comparison.is_precise(metric));
-            let is_done =
-                comparison.rounds() >= self.rounds && comparison.processes() >= self.processes && is_precise;
+            let is_done = comparison.round_count() >= self.rounds
+                && comparison.process_count() >= self.processes
+                && is_precise;
             if number >= self.processes && (is_done || left < share / 2) {
                 return;
             }
             let share = share.min(left);
-            let mut slicing =
-                Slicing { slices: self, launcher, expects_elision, number, comparison, progress };
-            match slicing.generation(share, &mut start) {
+            let mut run =
+                GenerationRun { slices: self, launcher, expects_elision, number, comparison, progress };
+            match run.measure(share, &mut start) {
                 Ok((generation, took)) => {
                     comparison.add(generation);
                     left = left.saturating_sub(took);
@@ -113,47 +114,47 @@ impl Slices {
 }
 
 /// The server of one side.
-struct Subject<'a> {
+struct SideServer<'a> {
     side: Side,
-    running: Box<dyn Running + 'a>,
+    running_server: Box<dyn RunningServer + 'a>,
     /// The server and its descendants, with the last known processor time of each, ns.
     processes: Vec<(Pid, u64)>,
     verified_bytes: u64,
 }
 
-impl Subject<'_> {
-    fn explained(&mut self, failure: &Failure) -> Failure {
-        let failure = self.running.server().process().explain(failure);
+impl SideServer<'_> {
+    fn explain(&mut self, failure: &Failure) -> Failure {
+        let failure = self.running_server.server().process().explain(failure);
         Failure::new(format!("{}: {failure}", self.side.name()))
     }
 
-    fn doing<T>(&mut self, outcome: Result<T>) -> Result<T> {
-        outcome.map_err(|failure| self.explained(&failure))
+    fn explain_failure<T>(&mut self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|failure| self.explain(&failure))
     }
 
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        let load = self.running.load(duration);
-        let load = self.doing(load)?;
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
+        let load = self.running_server.load(duration);
+        let load = self.explain_failure(load)?;
         self.verified_bytes += load.verified_bytes;
         Ok(load)
     }
 
     fn find_processes(&mut self) -> Vec<Pid> {
-        let server = self.running.server();
+        let server = self.running_server.server();
         let mut found = descendants::of(server.process().pid());
         if self.side.has_log() {
-            found.extend(keeper::of(server.directory().path()));
+            found.extend(keeper::find_pid(server.directory().path()));
         }
-        found.extend(self.running.beside());
-        found.iter().for_each(|pid| quiet::raise_session(*pid));
+        found.extend(self.running_server.service_pids());
+        found.iter().for_each(|pid| noise::raise_session(*pid));
         self.processes = found.iter().map(|pid| (*pid, 0)).collect();
         found
     }
 
     /// Returns the processor time of all processes of the server, ns.
     fn cpu_ns(&mut self) -> Result<u64> {
-        let own = self.running.server().process().cpu_ns();
-        self.doing(own)?;
+        let own = self.running_server.server().process().cpu_ns();
+        self.explain_failure(own)?;
         for (pid, ns) in &mut self.processes {
             // A process that has ended keeps its last known value.
             *ns = process_cpu_ns(*pid).unwrap_or(*ns);
@@ -163,9 +164,9 @@ impl Subject<'_> {
 
     /// Returns the processor time of processes beside the server, ns; `None` if there are none.
     fn service_cpu_ns(&self) -> Option<u64> {
-        let beside = self.running.beside();
-        let of = |(pid, ns): &(Pid, u64)| if beside.contains(pid) { *ns } else { 0 };
-        (!beside.is_empty()).then(|| self.processes.iter().map(of).sum())
+        let service_pids = self.running_server.service_pids();
+        let of = |(pid, ns): &(Pid, u64)| if service_pids.contains(pid) { *ns } else { 0 };
+        (!service_pids.is_empty()).then(|| self.processes.iter().map(of).sum())
     }
 }
 
@@ -173,21 +174,21 @@ impl Subject<'_> {
 ///
 /// # Errors
 /// [`Failure`] when one of the processes had to be killed.
-pub fn stop(running: &mut (dyn Running + '_)) -> Result<()> {
-    let server = running.server();
+pub fn stop_server(running_server: &mut (dyn RunningServer + '_)) -> Result<()> {
+    let server = running_server.server();
     let below = Held::below(server.process().pid());
-    let keeper = Held::all(keeper::of(server.directory().path()));
-    let stopped = running.stop();
+    let keeper = Held::all(keeper::find_pid(server.directory().path()));
+    let stopped = running_server.stop();
     let left = below.end(LINGER) + keeper.end(KEEPER_LINGER);
     stopped?;
     if left == 0 {
         return Ok(());
     }
-    Err(Failure::new(format!("{left} of its processes lived on and were killed")))
+    Err(Failure::new(format!("{left} of its processes did not exit and were killed")))
 }
 
 /// One generation of a comparison.
-struct Slicing<'s> {
+struct GenerationRun<'s> {
     slices: &'s Slices,
     launcher: &'s Launcher,
     expects_elision: bool,
@@ -196,23 +197,23 @@ struct Slicing<'s> {
     progress: &'s mut Progress,
 }
 
-impl Slicing<'_> {
+impl GenerationRun<'_> {
     /// Measures rounds of fresh processes for `time` or until they are enough; also returns the time taken.
-    fn generation<'a>(
+    fn measure<'a>(
         &mut self,
         time: Duration,
-        start: &mut impl FnMut(Side) -> Result<Box<dyn Running + 'a>>,
+        start: &mut impl FnMut(Side) -> Result<Box<dyn RunningServer + 'a>>,
     ) -> Result<(Generation, Duration)> {
         let mut random = Random::new(checksum::of(self.comparison.title().as_bytes()) ^ self.number as u64);
-        let mut subjects = self.start(&mut random, start)?;
+        let mut subjects = self.start_servers(&mut random, start)?;
         let (begin, mut generation) = (Instant::now(), Generation::default());
-        while generation.rounds.is_empty() || begin.elapsed() < time && !self.is_enough(&generation) {
+        while generation.rounds.is_empty() || begin.elapsed() < time && !self.is_precise_enough(&generation) {
             // Before the first round too: a server may have closed connections that idled while others warmed up.
-            for at in order(subjects.len(), &mut random) {
+            for at in random_order(subjects.len(), &mut random) {
                 let subject = &mut subjects[at];
-                let reconnected = subject.running.reconnect();
-                subject.doing(reconnected)?;
-                subject.load(self.slices.slice / SETTLE_PART)?;
+                let reconnected = subject.running_server.reconnect();
+                subject.explain_failure(reconnected)?;
+                subject.load(self.slices.slice / SETTLE_DIVISOR)?;
             }
             for subject in &mut subjects {
                 subject.find_processes();
@@ -221,34 +222,37 @@ impl Slicing<'_> {
             let (connected, before) = (Instant::now(), generation.rounds.len());
             let mut is_over = false;
             while !is_over {
-                generation.rounds.push(self.round(&mut subjects, &mut random, before, &own)?);
-                self.tell(&generation);
+                generation.rounds.push(self.measure_round(&mut subjects, &mut random, before, &own)?);
+                self.report_progress(&generation);
                 is_over = match self.slices.cycle {
                     Some(cycle) => connected.elapsed() >= cycle,
-                    None => generation.rounds.len() - before >= CONNECTION_ROUNDS || begin.elapsed() >= time,
+                    None => {
+                        generation.rounds.len() - before >= ROUNDS_PER_CONNECTION || begin.elapsed() >= time
+                    }
                 };
             }
         }
         let took = begin.elapsed();
         for subject in &mut subjects {
-            generation.ends.push(self.end(subject)?);
+            generation.process_samples.push(self.final_sample(subject)?);
         }
-        for (subject, end) in subjects.iter_mut().zip(&mut generation.ends) {
-            end.defect = stop(subject.running.as_mut()).err().map(|failure| failure.to_string());
-            subject.running.complete(end);
+        for (subject, end) in subjects.iter_mut().zip(&mut generation.process_samples) {
+            end.defect =
+                stop_server(subject.running_server.as_mut()).err().map(|failure| failure.to_string());
+            subject.running_server.add_final_figures(end);
         }
         Ok((generation, took))
     }
 
     /// Starts and warms up the server of each side, in random order.
-    fn start<'a>(
+    fn start_servers<'a>(
         &mut self,
         random: &mut Random,
-        start: &mut impl FnMut(Side) -> Result<Box<dyn Running + 'a>>,
-    ) -> Result<Vec<Subject<'a>>> {
+        start: &mut impl FnMut(Side) -> Result<Box<dyn RunningServer + 'a>>,
+    ) -> Result<Vec<SideServer<'a>>> {
         let sides = self.comparison.sides();
         let mut subjects = Vec::new();
-        for at in order(sides.len(), random) {
+        for at in random_order(sides.len(), random) {
             let side = sides[at];
             self.progress.step(format_args!(
                 "{}, process {}: {}",
@@ -256,12 +260,12 @@ impl Slicing<'_> {
                 self.number + 1,
                 side.name()
             ));
-            let running =
+            let running_server =
                 start(side).map_err(|failure| Failure::new(format!("{}: {failure}", side.name())))?;
-            let mut subject = Subject { side, running, processes: Vec::new(), verified_bytes: 0 };
-            let part = if Side::UNCOPY.contains(&side) { 1 } else { WARM_UP_PART };
-            let prepared = subject.running.prepare(self.slices.warm_up / part);
-            subject.verified_bytes = subject.doing(prepared)?;
+            let mut subject = SideServer { side, running_server, processes: Vec::new(), verified_bytes: 0 };
+            let part = if Side::UNCOPY.contains(&side) { 1 } else { WARM_UP_DIVISOR };
+            let prepared = subject.running_server.warm_up(self.slices.warm_up / part);
+            subject.verified_bytes = subject.explain_failure(prepared)?;
             subjects.push((at, subject));
         }
         subjects.sort_by_key(|(at, _)| *at);
@@ -269,88 +273,88 @@ impl Slicing<'_> {
     }
 
     /// Measures a slice of every side; `own` are this program and all its descendants, including helpers of clients.
-    fn round(
+    fn measure_round(
         &self,
-        subjects: &mut [Subject<'_>],
+        subjects: &mut [SideServer<'_>],
         random: &mut Random,
         connection: usize,
         own: &[Pid],
     ) -> Result<Round> {
-        let processors = processors::numbers().len();
+        let processors = processors::available().len();
         // A round with pauses takes long enough for the processors to change their distance.
-        let tells_distance = !self.slices.keep_disturbed && self.slices.rest.is_zero();
-        let distance = tells_distance.then(distance::now).flatten();
-        let mut before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
-        let services = subjects.iter().map(Subject::service_cpu_ns).collect::<Vec<_>>();
+        let measures_distance = !self.slices.keep_disturbed && self.slices.pause.is_zero();
+        let distance = measures_distance.then(distance::measure_now).flatten();
+        let mut before = subjects.iter_mut().map(SideServer::cpu_ns).collect::<Result<Vec<_>>>()?;
+        let services = subjects.iter().map(SideServer::service_cpu_ns).collect::<Vec<_>>();
         let mut loads = vec![None; subjects.len()];
-        let (mut dropped, mut retaken, mut begin) = (None, 0, Moment::now(own));
-        for at in order(subjects.len(), random) {
-            let mut takes = MAX_TAKES;
-            while dropped.is_none() && loads[at].is_none() {
+        let (mut drop_reason, mut retries, mut begin) = (None, 0, CpuSnapshot::now(own));
+        for at in random_order(subjects.len(), random) {
+            let mut attempts = MAX_ATTEMPTS;
+            while drop_reason.is_none() && loads[at].is_none() {
                 let begin_ns = subjects[at].cpu_ns()?;
-                let clients_ns = subjects[at].running.clients_cpu_ns();
+                let clients_ns = subjects[at].running_server.clients_cpu_ns();
                 let load = subjects[at].load(self.slices.slice)?;
-                let clients_ns = since(subjects[at].running.clients_cpu_ns(), clients_ns);
-                let end = Moment::now(own);
+                let clients_ns = since(subjects[at].running_server.clients_cpu_ns(), clients_ns);
+                let end = CpuSnapshot::now(own);
                 let disturbance = begin.disturbance_until(&end, processors);
                 begin = end;
-                if !self.slices.rest.is_zero() {
-                    std::thread::sleep(self.slices.rest);
-                    begin = Moment::now(own);
+                if !self.slices.pause.is_zero() {
+                    std::thread::sleep(self.slices.pause);
+                    begin = CpuSnapshot::now(own);
                 }
-                takes -= 1;
+                attempts -= 1;
                 match disturbance.filter(|_| !self.slices.keep_disturbed) {
                     None => loads[at] = Some((load, clients_ns)),
-                    Some(why) if takes == 0 => dropped = Some(why),
+                    Some(why) if attempts == 0 => drop_reason = Some(why),
                     Some(_) => {
                         before[at] += subjects[at].cpu_ns()?.saturating_sub(begin_ns);
-                        retaken += 1;
+                        retries += 1;
                     }
                 }
             }
         }
-        let after = tells_distance.then(distance::now).flatten();
+        let after = measures_distance.then(distance::measure_now).flatten();
         if !distance::is_same(distance, after) {
-            dropped.get_or_insert_with(|| "the host moved the processors".to_owned());
+            drop_reason.get_or_insert_with(|| "the host moved this machine's processors".to_owned());
         }
         let mut samples = Vec::new();
         for (((subject, before), service), load) in subjects.iter_mut().zip(before).zip(services).zip(loads) {
             let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
             let service_ns = since(subject.service_cpu_ns(), service);
             samples.push(load.map_or_else(Sample::default, |(load, clients_ns)| Sample {
-                service_cpu_us: service_ns.map(|ns| each_us(ns, load.exchanges)),
-                client_cpu_us: clients_ns.map(|ns| each_us(ns, load.exchanges)),
+                service_cpu_us: service_ns.map(|ns| us_per_operation(ns, load.exchanges)),
+                client_cpu_us: clients_ns.map(|ns| us_per_operation(ns, load.exchanges)),
                 latency_p50_us: load.latencies.quantile_us(0.5),
                 latency_p99_us: load.latencies.quantile_us(0.99),
                 latency_p999_us: load.latencies.quantile_us(0.999),
-                ..Sample::from(Raw {
+                ..Sample::from(RawSlice {
                     cpu_ns,
                     operations: load.exchanges,
                     elapsed_ns: u64::try_from(load.elapsed.as_nanos()).unwrap_or(u64::MAX),
                 })
             }));
         }
-        Ok(Round { connection, samples, dropped, retaken, distance })
+        Ok(Round { connection, samples, drop_reason, retries, distance })
     }
 
     /// Collects the figures of a server as a whole, before it ends.
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-    fn end(&self, subject: &mut Subject<'_>) -> Result<Sample> {
+    fn final_sample(&self, subject: &mut SideServer<'_>) -> Result<Sample> {
         let processes = subject.find_processes();
-        let directory = subject.running.server().directory().path().to_owned();
+        let directory = subject.running_server.server().directory().path().to_owned();
         let counts = |side| Counts::read(self.launcher, side, &processes, &directory);
         let before = counts(subject.side);
         let load = subject.load(self.slices.slice)?;
-        std::thread::sleep(self.slices.rest);
+        std::thread::sleep(self.slices.pause);
         let after = counts(subject.side);
-        let resident = subject.running.server().process().resident_bytes();
-        let resident_bytes = subject.doing(resident)?;
-        let verified = subject.running.verify();
-        let verified_bytes = subject.verified_bytes + subject.doing(verified)?;
-        let (pid, side) = (subject.running.server().process().pid(), subject.side);
-        let stderr = subject.running.server().stderr_text();
+        let resident = subject.running_server.server().process().resident_bytes();
+        let resident_bytes = subject.explain_failure(resident)?;
+        let verified = subject.running_server.verify();
+        let verified_bytes = subject.verified_bytes + subject.explain_failure(verified)?;
+        let (pid, side) = (subject.running_server.server().process().pid(), subject.side);
+        let stderr = subject.running_server.server().stderr_text();
         let (mut notes, activity) = self.launcher.inspect(side, pid, &stderr, self.expects_elision);
-        notes.extend(subject.running.notes());
+        notes.extend(subject.running_server.notes());
         Ok(Sample {
             resident_bytes: Some(resident_bytes as f64),
             counts: after.since(&before, load.exchanges),
@@ -363,21 +367,21 @@ impl Slicing<'_> {
 
     /// True if these rounds are as precise as those of one process need to be.
     #[expect(clippy::cast_precision_loss, reason = "few processes")]
-    fn is_enough(&self, generation: &Generation) -> bool {
-        let mut alone = self.comparison.without_samples();
+    fn is_precise_enough(&self, generation: &Generation) -> bool {
+        let mut single = self.comparison.without_samples();
         let verified = Sample { verified_bytes: Some(1), ..Sample::default() };
-        let ends = vec![verified; self.comparison.sides().len()];
-        alone.add(Generation { rounds: generation.rounds.clone(), ends });
+        let process_samples = vec![verified; self.comparison.sides().len()];
+        single.add(Generation { rounds: generation.rounds.clone(), process_samples });
         // The mean over `processes` processes is known more precisely than a single one.
         let precision = Comparison::PRECISION * (self.slices.processes as f64).sqrt();
-        alone.rounds() >= self.slices.rounds.div_ceil(self.slices.processes)
-            && [RATE, CPU].into_iter().all(|metric| alone.is_known_to(precision, metric))
+        single.round_count() >= self.slices.rounds.div_ceil(self.slices.processes)
+            && [RATE, CPU].into_iter().all(|metric| single.is_precise_to(precision, metric))
     }
 
-    fn tell(&mut self, generation: &Generation) {
-        let dropped = generation.rounds.iter().filter(|round| round.dropped.is_some()).count();
-        let kept = self.comparison.rounds() + generation.rounds.len() - dropped;
-        let dropped = self.comparison.dropped() + dropped;
+    fn report_progress(&mut self, generation: &Generation) {
+        let dropped = generation.rounds.iter().filter(|round| round.drop_reason.is_some()).count();
+        let kept = self.comparison.round_count() + generation.rounds.len() - dropped;
+        let dropped = self.comparison.dropped_count() + dropped;
         let (title, processes) = (self.comparison.title(), self.slices.processes.max(self.number + 1));
         self.progress.step(format_args!(
             "{title}, process {} of {processes}: {kept} rounds, {dropped} dropped",
@@ -393,12 +397,12 @@ fn since(after: Option<u64>, before: Option<u64>) -> Option<u64> {
 
 /// Returns the share of one operation in `ns`, µs.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn each_us(ns: u64, operations: u64) -> f64 {
+fn us_per_operation(ns: u64, operations: u64) -> f64 {
     ns as f64 / 1e3 / operations.max(1) as f64
 }
 
 /// Returns the numbers below `count` in random order (Fisher and Yates).
-fn order(count: usize, random: &mut Random) -> Vec<usize> {
+fn random_order(count: usize, random: &mut Random) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     for at in (1..count).rev() {
         order.swap(at, usize::try_from(random.next() % (at as u64 + 1)).unwrap_or(0));
@@ -433,17 +437,17 @@ mod tests {
         fails: Option<u64>,
     }
 
-    impl Running for Idle {
+    impl RunningServer for Idle {
         fn server(&mut self) -> &mut Server {
             &mut self.server
         }
 
-        fn load(&mut self, duration: Duration) -> Result<Load> {
+        fn load(&mut self, duration: Duration) -> Result<LoadResult> {
             self.events.borrow_mut().push(Event::Loaded(self.side));
             if self.fails == Some(self.events.borrow().len() as u64) {
                 return Err(Failure::new("wrong answer"));
             }
-            Ok(Load { exchanges: 5, verified_bytes: 7, elapsed: duration, ..Load::default() })
+            Ok(LoadResult { exchanges: 5, verified_bytes: 7, elapsed: duration, ..LoadResult::default() })
         }
 
         fn reconnect(&mut self) -> Result<()> {
@@ -467,7 +471,7 @@ mod tests {
             rounds: 12,
             time,
             slice,
-            rest: slice,
+            pause: slice,
             warm_up: slice,
             keep_disturbed: true,
             cycle: None,
@@ -480,7 +484,7 @@ mod tests {
             let mut command = Command::new("sleep");
             command.arg("600");
             let server = start_server(command, "sleep", TemporaryDirectory::make()?)?;
-            Ok(Box::new(Idle { side, server, events: Rc::clone(&events), fails }) as Box<dyn Running>)
+            Ok(Box::new(Idle { side, server, events: Rc::clone(&events), fails }) as Box<dyn RunningServer>)
         });
         let events = events.take();
         (comparison, events)
@@ -490,10 +494,10 @@ mod tests {
     fn fresh_servers_of_all_sides_are_loaded_in_turn_over_new_connections() {
         let (comparison, events) = run(None);
         assert!(comparison.is_flawless(), "{:?}", comparison.notes());
-        assert!(comparison.processes() >= 3 && comparison.rounds() >= 12);
+        assert!(comparison.process_count() >= 3 && comparison.round_count() >= 12);
         let count = |of: fn(&Event) -> bool| events.iter().filter(|event| of(event)).count();
-        assert_eq!(count(|event| matches!(event, Event::Started(_))), 3 * comparison.processes());
-        assert_eq!(count(|event| matches!(event, Event::Stopped(_))), 3 * comparison.processes());
+        assert_eq!(count(|event| matches!(event, Event::Started(_))), 3 * comparison.process_count());
+        assert_eq!(count(|event| matches!(event, Event::Stopped(_))), 3 * comparison.process_count());
         assert!(count(|event| matches!(event, Event::Reconnected(_))) > 0);
         // No server starts while one of the previous generation lives.
         let mut alive = 0;

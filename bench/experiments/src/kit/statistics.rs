@@ -57,9 +57,9 @@ impl Interval {
             groups.iter().map(|values| Some(Self::of(values)?.median)).collect::<Option<Vec<_>>>()?;
         let count = medians.len() as f64;
         let mean = medians.iter().sum::<f64>() / count;
-        let between = squares(&medians) / (count - 1.0);
+        let between = sum_of_squares(&medians) / (count - 1.0);
         let freedom = groups.iter().map(|values| values.len() - 1).sum::<usize>() as f64;
-        let of_values = groups.iter().map(|values| squares(values)).sum::<f64>() / freedom;
+        let of_values = groups.iter().map(|values| sum_of_squares(values)).sum::<f64>() / freedom;
         // Variance of a group's median: that of the value for a single one, π / 2 times that of the mean for many.
         let of_median =
             |values: &Vec<f64>| of_values * MEDIAN_VARIANCE / (values.len() as f64 + MEDIAN_VARIANCE - 1.0);
@@ -82,21 +82,22 @@ impl Interval {
 
     /// Returns the ratio over the best of `rivals`, without favouring the luckiest of equal ones: each process is
     /// compared with the rival that is cheapest in all other processes, so the measurement that picks a rival is not
-    /// the one it is compared by. `None` with fewer than [`Self::MIN_PICKING`] processes or missing costs.
+    /// the one it is compared by. `None` with fewer than [`Self::MIN_PROCESSES_FOR_BEST`] processes or missing costs.
     #[must_use]
     pub fn over_best(rivals: &[Rival]) -> Option<Self> {
         let processes = rivals.first()?.costs.len();
-        let is_whole = |rival: &Rival| rival.costs.len() == processes && rival.ratios.len() == processes;
-        if processes < Self::MIN_PICKING || !rivals.iter().all(is_whole) {
+        let is_complete = |rival: &Rival| rival.costs.len() == processes && rival.ratios.len() == processes;
+        if processes < Self::MIN_PROCESSES_FOR_BEST || !rivals.iter().all(is_complete) {
             return None;
         }
-        let elsewhere = |rival: &Rival, at: usize| {
+        let cost_in_others = |rival: &Rival, at: usize| {
             let others = rival.costs.iter().enumerate().filter(|(other, _)| *other != at);
             others.map(|(_, cost)| cost.ln()).sum::<f64>()
         };
         let of_process = |at: usize| {
-            let best =
-                rivals.iter().min_by(|one, other| elsewhere(one, at).total_cmp(&elsewhere(other, at)))?;
+            let best = rivals
+                .iter()
+                .min_by(|one, other| cost_in_others(one, at).total_cmp(&cost_in_others(other, at)))?;
             Some(vec![best.ratios[at]])
         };
         let picked = Self::of_ratios(&(0..processes).map(of_process).collect::<Option<Vec<_>>>()?)?;
@@ -110,7 +111,7 @@ impl Interval {
     }
 
     /// Minimum number of processes for [`Self::over_best`].
-    const MIN_PICKING: usize = 3;
+    const MIN_PROCESSES_FOR_BEST: usize = 3;
 
     /// Returns half the width of a ratio's interval, as a part of the ratio.
     #[must_use]
@@ -156,7 +157,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 
 /// Returns the sum of the squared differences from the mean.
 #[expect(clippy::cast_precision_loss, reason = "few values")]
-fn squares(values: &[f64]) -> f64 {
+fn sum_of_squares(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     values.iter().map(|value| (value - mean).powi(2)).sum()
 }
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn ninety_five_of_a_hundred_intervals_hold_the_truth_and_of_verdicts_without_effect_few_are_wrong() {
+    fn intervals_hold_the_truth_in_95_of_100_cases_and_few_verdicts_without_effect_are_wrong() {
         const RUNS: u32 = 1000;
         for (noise, outliers) in [(0.05, 0.0), (0.2, 0.0), (0.05, 0.1), (0.2, 0.1)] {
             for (spread, connection) in [(0.0, 0.0), (0.0, 0.05), (0.01, 0.0), (0.03, 0.05), (0.1, 0.1)] {
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn something_as_good_as_its_rivals_is_found_to_be_so_whichever_was_lucky() {
+    fn equal_sides_compare_as_equal_whichever_rival_was_lucky() {
         const RUNS: u32 = 400;
         let mut source = Noise { random: Random::new(11), normal: 0.05, outliers: 0.0 };
         let (mut picked, mut naive, mut held) = (0.0, 0.0, 0);

@@ -80,7 +80,7 @@ fn width(text: &str) -> usize {
 
 /// Formats a number with three to four significant digits and thousands separators.
 #[must_use]
-pub fn number(value: f64) -> String {
+pub fn format_number(value: f64) -> String {
     if !value.is_finite() {
         return "-".to_owned();
     }
@@ -107,13 +107,13 @@ pub fn number(value: f64) -> String {
 
 /// Formats a figure; a dash for `None`.
 #[must_use]
-pub fn figure(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), number)
+pub fn format_figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), format_number)
 }
 
 /// Formats a size exactly: in KiB, MiB or GiB if it is a whole number of them, otherwise in bytes.
 #[must_use]
-pub fn size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
             return format!("{} {unit}", bytes >> shift);
@@ -125,10 +125,10 @@ pub fn size(bytes: u64) -> String {
 /// Formats an amount of data, rounded, in a suitable unit.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-pub fn amount(bytes: u64) -> String {
+pub fn format_amount(bytes: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes >= 1 << shift {
-            return format!("{} {unit}", number(bytes as f64 / f64::from(1 << shift)));
+            return format!("{} {unit}", format_number(bytes as f64 / f64::from(1 << shift)));
         }
     }
     format!("{bytes} B")
@@ -136,7 +136,7 @@ pub fn amount(bytes: u64) -> String {
 
 /// Formats a count with its noun: `1 copy`, `5 copies`.
 #[must_use]
-pub fn counted(count: usize, one: &str, many: &str) -> String {
+pub fn format_count(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
@@ -176,18 +176,18 @@ mod tests {
             (-1234.0, "-1,234"),
             (f64::NAN, "-"),
         ] {
-            assert_eq!(number(value), text);
+            assert_eq!(format_number(value), text);
         }
     }
 
     #[test]
     fn sizes_are_exact_and_amounts_rounded() {
-        assert_eq!(size(64), "64 B");
-        assert_eq!(size(524_288), "512 KiB");
-        assert_eq!(size(1 << 20), "1 MiB");
-        assert_eq!(size(65_537), "65537 B");
-        assert_eq!(amount(65_537), "64.0 KiB");
-        assert_eq!(amount(3 << 30), "3.00 GiB");
-        assert_eq!(amount(5), "5 B");
+        assert_eq!(format_size(64), "64 B");
+        assert_eq!(format_size(524_288), "512 KiB");
+        assert_eq!(format_size(1 << 20), "1 MiB");
+        assert_eq!(format_size(65_537), "65537 B");
+        assert_eq!(format_amount(65_537), "64.0 KiB");
+        assert_eq!(format_amount(3 << 30), "3.00 GiB");
+        assert_eq!(format_amount(5), "5 B");
     }
 }

@@ -8,7 +8,7 @@ use rustix::thread::CpuSet;
 
 use crate::kit::failure::{Failure, Result};
 use crate::kit::latencies::Latencies;
-use crate::kit::processors::bind_to;
+use crate::kit::processors::bind_thread;
 
 /// One exchange whose answer was correct.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub struct Exchange {
 
 /// The result of a period of load.
 #[derive(Clone, Debug, Default)]
-pub struct Load {
+pub struct LoadResult {
     /// Number of exchanges, all of them correct.
     pub exchanges: u64,
     /// Bytes compared with the expected ones.
@@ -34,10 +34,10 @@ pub struct Load {
     pub latencies: Latencies,
 }
 
-impl Load {
+impl LoadResult {
     /// Returns the sum of the loads of several connections at the same time.
     #[must_use]
-    pub fn together(loads: Vec<Self>) -> Self {
+    pub fn merged(loads: Vec<Self>) -> Self {
         let mut all = Self::default();
         for load in loads {
             all.exchanges += load.exchanges;
@@ -49,9 +49,9 @@ impl Load {
     }
 }
 
-impl Load {
+impl LoadResult {
     /// Counts a correctly answered exchange, of a load that began at `begin`.
-    fn count(&mut self, begin: Instant, done: Exchange) {
+    fn add_exchange(&mut self, begin: Instant, done: Exchange) {
         self.exchanges += 1;
         self.verified_bytes += done.verified_bytes;
         self.latencies.record(done.received.duration_since(done.sent));
@@ -74,7 +74,7 @@ impl Period {
         Self { begin: Instant::now(), duration }
     }
 
-    fn is_over(&self, load: &Load) -> bool {
+    fn is_over(&self, load: &LoadResult) -> bool {
         load.exchanges > 0 && load.elapsed >= self.duration
     }
 }
@@ -83,10 +83,10 @@ impl Period {
 ///
 /// # Errors
 /// The first failure of `exchange`.
-pub fn repeat(period: Period, mut exchange: impl FnMut(u64) -> Result<Exchange>) -> Result<Load> {
-    let mut load = Load::default();
+pub fn repeat(period: Period, mut exchange: impl FnMut(u64) -> Result<Exchange>) -> Result<LoadResult> {
+    let mut load = LoadResult::default();
     while !period.is_over(&load) {
-        load.count(period.begin, exchange(load.exchanges)?);
+        load.add_exchange(period.begin, exchange(load.exchanges)?);
     }
     Ok(load)
 }
@@ -95,20 +95,20 @@ pub fn repeat(period: Period, mut exchange: impl FnMut(u64) -> Result<Exchange>)
 /// request in flight, so that the server is never idle.
 ///
 /// # Errors
-/// The first failure of `ask` or `receive`.
+/// The first failure of `send` or `receive`.
 pub fn in_turn<C>(
     connections: &mut [C],
     period: Period,
-    mut ask: impl FnMut(&mut C) -> Result<()>,
+    mut send: impl FnMut(&mut C) -> Result<()>,
     mut receive: impl FnMut(&mut C) -> Result<Exchange>,
-) -> Result<Load> {
-    let mut load = Load::default();
-    connections.iter_mut().try_for_each(&mut ask)?;
+) -> Result<LoadResult> {
+    let mut load = LoadResult::default();
+    connections.iter_mut().try_for_each(&mut send)?;
     let mut waiting: VecDeque<&mut C> = connections.iter_mut().collect();
     while let Some(connection) = waiting.pop_front() {
-        load.count(period.begin, receive(connection)?);
+        load.add_exchange(period.begin, receive(connection)?);
         if !period.is_over(&load) {
-            ask(connection)?;
+            send(connection)?;
             waiting.push_back(connection);
         }
     }
@@ -120,21 +120,21 @@ pub fn in_turn<C>(
 ///
 /// # Errors
 /// The first failure of any client.
-pub fn at_once<C: Send>(
+pub fn in_parallel<C: Send>(
     clients: &mut [C],
     processors: Option<CpuSet>,
     duration: Duration,
-    work: impl Fn(&mut C, Period) -> Result<Load> + Sync,
-) -> Result<Load> {
+    work: impl Fn(&mut C, Period) -> Result<LoadResult> + Sync,
+) -> Result<LoadResult> {
     if let ([client], None) = (&mut *clients, processors) {
         return work(client, Period::from_now(duration));
     }
     let (together, period) = (Barrier::new(clients.len()), OnceLock::new());
-    let loads: Vec<Result<Load>> = std::thread::scope(|scope| {
+    let loads: Vec<Result<LoadResult>> = std::thread::scope(|scope| {
         let run = |client| {
             let (together, period, work) = (&together, &period, &work);
             scope.spawn(move || {
-                let bound = bind_to(processors);
+                let bound = bind_thread(processors);
                 together.wait();
                 let period = *period.get_or_init(|| Period::from_now(duration));
                 bound.and_then(|()| work(client, period))
@@ -144,7 +144,7 @@ pub fn at_once<C: Send>(
         let lost = |_| Err(Failure::new("a client's thread panicked"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     });
-    loads.into_iter().collect::<Result<_>>().map(Load::together)
+    loads.into_iter().collect::<Result<_>>().map(LoadResult::merged)
 }
 
 #[cfg(test)]
@@ -152,8 +152,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loads_of_several_connections_are_added_and_a_failure_of_one_is_told() {
-        let load = |exchanges: u64, ms| Load {
+    fn loads_of_several_connections_are_added_and_a_failure_of_one_is_reported() {
+        let load = |exchanges: u64, ms| LoadResult {
             exchanges,
             verified_bytes: 10 * exchanges,
             elapsed: Duration::from_millis(ms),
@@ -161,14 +161,14 @@ mod tests {
         };
         let second = Duration::from_secs(1);
         let all =
-            at_once(&mut [(2, 5), (3, 4)], None, second, |(exchanges, ms), _| Ok(load(*exchanges, *ms)));
+            in_parallel(&mut [(2, 5), (3, 4)], None, second, |(exchanges, ms), _| Ok(load(*exchanges, *ms)));
         let all = all.expect("no failure");
         assert_eq!((all.exchanges, all.verified_bytes, all.elapsed), (5, 50, Duration::from_millis(5)));
         let us = [0.2, 0.4, 0.6, 0.8, 1.0].map(|part| all.latencies.quantile_us(part));
         assert_eq!((all.latencies.len(), us), (5, [0.0, 0.0, 0.004, 0.005, 0.008].map(Some)));
         let fails = |at: &mut u64, _| if *at == 2 { Err(Failure::new("gone")) } else { Ok(load(1, 1)) };
         assert_eq!(
-            at_once(&mut [1, 2, 3], None, second, fails).expect_err("one failed"),
+            in_parallel(&mut [1, 2, 3], None, second, fails).expect_err("one failed"),
             Failure::new("gone")
         );
     }
@@ -177,7 +177,7 @@ mod tests {
     fn every_answer_to_a_request_under_way_is_counted() {
         let mut connections = [0, 0, 0];
         let now = Instant::now();
-        let ask = |under_way: &mut i32| {
+        let send = |under_way: &mut i32| {
             *under_way += 1;
             Ok(())
         };
@@ -185,7 +185,7 @@ mod tests {
             *under_way -= 1;
             Ok(Exchange { sent: now, received: Instant::now(), verified_bytes: 1 })
         };
-        let load = in_turn(&mut connections, Period::from_now(Duration::from_millis(1)), ask, receive)
+        let load = in_turn(&mut connections, Period::from_now(Duration::from_millis(1)), send, receive)
             .expect("right");
         // Each connection is asked once at least, however short the period.
         assert!(load.exchanges >= 3 && load.verified_bytes == load.exchanges);
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn clients_that_had_to_wait_for_one_another_do_not_count_that_time_twice() {
         let (turn, pause) = (std::sync::Mutex::new(()), Duration::from_millis(5));
-        let load = at_once(&mut [(), (), ()], None, Duration::ZERO, |(), period| {
+        let load = in_parallel(&mut [(), (), ()], None, Duration::ZERO, |(), period| {
             let _turn = turn.lock();
             repeat(period, |_| {
                 let sent = Instant::now();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_at_least_one_exchange_and_a_wrong_one_ends_it() {
+    fn a_load_has_at_least_one_exchange_and_ends_at_a_wrong_answer() {
         let now = Instant::now();
         let right = |_| Ok(Exchange { sent: now, received: Instant::now(), verified_bytes: 7 });
         let load = repeat(Period::from_now(Duration::ZERO), right).expect("right");

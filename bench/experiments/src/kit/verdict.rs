@@ -5,7 +5,7 @@ use std::fmt;
 use crate::kit::statistics::Interval;
 
 /// Smallest relative difference that matters.
-pub const DIFFERENCE: f64 = 0.03;
+pub const MIN_DIFFERENCE: f64 = 0.03;
 /// Minimum number of rounds for a verdict.
 pub const MIN_ROUNDS: usize = 7;
 /// Maximum probability that, without any difference, the interval lies wholly beyond a given end.
@@ -21,7 +21,7 @@ pub enum Verdict {
     /// The cost is at least 3 % higher.
     Costs,
     /// Undecided, with the ends of the interval.
-    Between(f64, f64),
+    Undecided(f64, f64),
     /// Fewer than [`MIN_ROUNDS`] rounds were kept.
     TooFewRounds,
 }
@@ -33,10 +33,10 @@ impl Verdict {
         let Interval { low, high, .. } = ratio;
         match () {
             () if rounds < MIN_ROUNDS => Self::TooFewRounds,
-            () if high < 1.0 - DIFFERENCE => Self::Helps,
-            () if low > 1.0 + DIFFERENCE => Self::Costs,
-            () if low >= 1.0 - DIFFERENCE && high <= 1.0 + DIFFERENCE => Self::Harmless,
-            () => Self::Between(low, high),
+            () if high < 1.0 - MIN_DIFFERENCE => Self::Helps,
+            () if low > 1.0 + MIN_DIFFERENCE => Self::Costs,
+            () if low >= 1.0 - MIN_DIFFERENCE && high <= 1.0 + MIN_DIFFERENCE => Self::Harmless,
+            () => Self::Undecided(low, high),
         }
     }
 
@@ -47,7 +47,7 @@ impl Verdict {
             match verdict {
                 Verdict::Harmless => 0,
                 Verdict::Helps => 1,
-                Verdict::Between(..) => 2,
+                Verdict::Undecided(..) => 2,
                 Verdict::TooFewRounds => 3,
                 Verdict::Costs => 4,
             }
@@ -65,7 +65,7 @@ impl Verdict {
 /// Returns the maximum expected number of false differences among `verdicts` verdicts without any difference.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "few verdicts")]
-pub fn by_chance(verdicts: usize) -> f64 {
+pub fn expected_false_differences(verdicts: usize) -> f64 {
     2.0 * CHANCE_PER_END * verdicts as f64
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Verdict {
             Self::Helps => f.write_str("helps"),
             Self::Harmless => f.write_str("harmless"),
             Self::Costs => f.write_str("costs"),
-            Self::Between(low, high) => write!(f, "between {low:.2} and {high:.2}"),
+            Self::Undecided(low, high) => write!(f, "between {low:.2} and {high:.2}"),
             Self::TooFewRounds => f.write_str("too few rounds"),
         }
     }
@@ -99,6 +99,6 @@ mod tests {
             assert_eq!(verdict(MIN_ROUNDS).to_string(), words);
             assert_eq!(verdict(MIN_ROUNDS - 1), Verdict::TooFewRounds);
         }
-        assert!((by_chance(40) - 2.0).abs() < 1e-9);
+        assert!((expected_false_differences(40) - 2.0).abs() < 1e-9);
     }
 }

@@ -5,17 +5,17 @@
 use uncopy_html::markup::Markup;
 
 use crate::kit::Interval;
-use crate::kit::verdict::{DIFFERENCE, Verdict};
+use crate::kit::verdict::{MIN_DIFFERENCE, Verdict};
 
 /// Width of the image, pixels.
 const WIDTH: f64 = 960.0;
 /// Ends of the axis, pixels from the left.
-const AXIS: (f64, f64) = (280.0, 790.0);
+const AXIS_ENDS: (f64, f64) = (280.0, 790.0);
 /// Space above the first line, and line height, pixels.
-const HEAD: f64 = 84.0;
-const LINE: f64 = 24.0;
+const HEADER_HEIGHT: f64 = 84.0;
+const ROW_HEIGHT: f64 = 24.0;
 /// Space below the last line, pixels.
-const FOOT: f64 = 16.0;
+const FOOTER_HEIGHT: f64 = 16.0;
 /// Labelled ratios, of which the outermost bound the range of the axis.
 const TICKS: [f64; 11] = [0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0];
 /// Factor between the outermost interval and the end of the axis.
@@ -36,11 +36,11 @@ const STYLE: &str = "<style>\
 
 /// A line of the chart.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ChartRow {
     /// Name of the case.
     pub(super) name: String,
     /// Ratio that is judged, with its verdict: processor time per operation over that of the best alternative.
-    pub(super) judged: Option<(Interval, Verdict)>,
+    pub(super) judged_ratio: Option<(Interval, Verdict)>,
     /// Ratio of processor time per operation over plain's.
     pub(super) over_plain: Option<Interval>,
 }
@@ -52,43 +52,43 @@ struct Axis {
 }
 
 impl Axis {
-    fn of(lines: &[Line]) -> Self {
-        let judged = lines.iter().filter_map(|line| line.judged).map(|(interval, _)| interval);
-        let all = judged.chain(lines.iter().filter_map(|line| line.over_plain));
-        let (low, high) = all.fold((1.0 - DIFFERENCE, 1.0 + DIFFERENCE), |(low, high), interval| {
+    fn of(lines: &[ChartRow]) -> Self {
+        let judged_ratio = lines.iter().filter_map(|line| line.judged_ratio).map(|(interval, _)| interval);
+        let all = judged_ratio.chain(lines.iter().filter_map(|line| line.over_plain));
+        let (low, high) = all.fold((1.0 - MIN_DIFFERENCE, 1.0 + MIN_DIFFERENCE), |(low, high), interval| {
             (f64::min(low, interval.low), f64::max(high, interval.high))
         });
         Self { low: (low / MARGIN).max(TICKS[0]), high: (high * MARGIN).min(TICKS[TICKS.len() - 1]) }
     }
 
-    fn has(&self, ratio: f64) -> bool {
+    fn contains(&self, ratio: f64) -> bool {
         (self.low..=self.high).contains(&ratio)
     }
 
     /// Returns the position in pixels from the left; ratios outside the range are put at its end.
-    fn place(&self, ratio: f64) -> f64 {
+    fn x_position(&self, ratio: f64) -> f64 {
         let part = (ratio.clamp(self.low, self.high) / self.low).ln() / (self.high / self.low).ln();
-        AXIS.0 + part * (AXIS.1 - AXIS.0)
+        AXIS_ENDS.0 + part * (AXIS_ENDS.1 - AXIS_ENDS.0)
     }
 }
 
 /// Returns the class of the style sheet for a verdict.
-const fn class(verdict: Verdict) -> &'static str {
+const fn css_class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Helps => "helps",
         Verdict::Costs => "costs",
         Verdict::Harmless => "harmless",
-        Verdict::Between(..) | Verdict::TooFewRounds => "between",
+        Verdict::Undecided(..) | Verdict::TooFewRounds => "between",
     }
 }
 
 /// Returns the SVG image of `lines`.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "few lines")]
-pub(super) fn draw(lines: &[Line]) -> String {
+pub(super) fn draw(lines: &[ChartRow]) -> String {
     let axis = Axis::of(lines);
-    let bottom = HEAD + LINE * lines.len() as f64;
-    let (width, height) = (number(WIDTH), number(bottom + FOOT));
+    let bottom = HEADER_HEIGHT + ROW_HEIGHT * lines.len() as f64;
+    let (width, height) = (format_pixels(WIDTH), format_pixels(bottom + FOOTER_HEIGHT));
     let mut svg = Markup::new();
     svg.open(
         "svg",
@@ -100,49 +100,54 @@ pub(super) fn draw(lines: &[Line]) -> String {
             ("role", "img"),
         ],
     );
-    svg.element("title", &[], "Processor time for each operation, each case with its 95 % interval");
+    svg.element("title", &[], "Processor time per operation of each case, with 95 % intervals");
     svg.literal(STYLE);
-    rectangle(&mut svg, "ground", (0.0, WIDTH), (0.0, bottom + FOOT));
-    let band = (axis.place(1.0 - DIFFERENCE), axis.place(1.0 + DIFFERENCE));
-    rectangle(&mut svg, "band", band, (HEAD - 8.0, bottom));
-    legend(&mut svg);
-    for tick in TICKS.into_iter().filter(|tick| axis.has(*tick)) {
-        let x = axis.place(tick);
+    draw_rectangle(&mut svg, "ground", (0.0, WIDTH), (0.0, bottom + FOOTER_HEIGHT));
+    let band = (axis.x_position(1.0 - MIN_DIFFERENCE), axis.x_position(1.0 + MIN_DIFFERENCE));
+    draw_rectangle(&mut svg, "band", band, (HEADER_HEIGHT - 8.0, bottom));
+    draw_legend(&mut svg);
+    for tick in TICKS.into_iter().filter(|tick| axis.contains(*tick)) {
+        let x = axis.x_position(tick);
         let is_one = (tick - 1.0).abs() < f64::EPSILON;
-        rule(&mut svg, if is_one { "one" } else { "rule" }, (x, x), (HEAD - 8.0, bottom));
-        text(&mut svg, "quiet", (x, HEAD - 14.0), "middle", &tick.to_string());
+        draw_line(&mut svg, if is_one { "one" } else { "rule" }, (x, x), (HEADER_HEIGHT - 8.0, bottom));
+        draw_text(&mut svg, "quiet", (x, HEADER_HEIGHT - 14.0), "middle", &tick.to_string());
     }
     for (at, line) in lines.iter().enumerate() {
-        let y = HEAD + LINE * (at as f64 + 0.5);
-        text(&mut svg, "", (AXIS.0 - 14.0, y + 4.0), "end", &line.name);
+        let y = HEADER_HEIGHT + ROW_HEIGHT * (at as f64 + 0.5);
+        draw_text(&mut svg, "", (AXIS_ENDS.0 - 14.0, y + 4.0), "end", &line.name);
         if let Some(interval) = line.over_plain {
-            bar(&mut svg, &axis, "plain", interval, y + 5.0);
-            let corner = (number(axis.place(interval.median) - 3.5), number(y + 1.5));
-            let place = [("x", corner.0.as_str()), ("y", corner.1.as_str()), ("width", "7"), ("height", "7")];
-            svg.element("rect", &[&place[..], &[("class", "plain")]].concat(), "");
+            draw_interval(&mut svg, &axis, "plain", interval, y + 5.0);
+            let corner = (format_pixels(axis.x_position(interval.median) - 3.5), format_pixels(y + 1.5));
+            let position =
+                [("x", corner.0.as_str()), ("y", corner.1.as_str()), ("width", "7"), ("height", "7")];
+            svg.element("rect", &[&position[..], &[("class", "plain")]].concat(), "");
         }
-        let Some((interval, verdict)) = line.judged else {
-            text(&mut svg, "quiet", (AXIS.1 + 12.0, y + 4.0), "start", "not measured");
+        let Some((interval, verdict)) = line.judged_ratio else {
+            draw_text(&mut svg, "quiet", (AXIS_ENDS.1 + 12.0, y + 4.0), "start", "not measured");
             continue;
         };
-        svg.open("g", &[("class", class(verdict))]);
-        bar(&mut svg, &axis, "best", interval, y - 3.0);
-        let centre = (number(axis.place(interval.median)), number(y - 3.0));
+        svg.open("g", &[("class", css_class(verdict))]);
+        draw_interval(&mut svg, &axis, "best", interval, y - 3.0);
+        let centre = (format_pixels(axis.x_position(interval.median)), format_pixels(y - 3.0));
         svg.element("circle", &[("cx", &centre.0), ("cy", &centre.1), ("r", "4"), ("class", "best")], "");
-        text(&mut svg, "figure", (AXIS.1 + 12.0, y + 4.0), "start", &interval.to_string());
+        draw_text(&mut svg, "figure", (AXIS_ENDS.1 + 12.0, y + 4.0), "start", &interval.to_string());
         svg.close();
     }
     svg.into_string()
 }
 
-fn legend(svg: &mut Markup) {
-    let heading = "Processor time for each operation under uncopy: less than 1 is less";
-    text(svg, "heading", (14.0, 24.0), "start", heading);
+fn draw_legend(svg: &mut Markup) {
+    let heading = "Processor time per operation under uncopy; below 1 is less time";
+    draw_text(svg, "heading", (14.0, 24.0), "start", heading);
     let y = 44.0;
     svg.open("g", &[("class", "helps")]);
-    svg.element("circle", &[("cx", "20"), ("cy", &number(y - 4.0)), ("r", "4"), ("class", "best")], "");
+    svg.element(
+        "circle",
+        &[("cx", "20"), ("cy", &format_pixels(y - 4.0)), ("r", "4"), ("class", "best")],
+        "",
+    );
     svg.close();
-    text(svg, "quiet", (30.0, y), "start", "over the best allocator, 95 % interval:");
+    draw_text(svg, "quiet", (30.0, y), "start", "over the best allocator, 95 % interval:");
     let mut x = 300.0;
     for (class, word, width) in [
         ("helps", "helps", 50.0),
@@ -151,47 +156,47 @@ fn legend(svg: &mut Markup) {
         ("between", "undecided", 0.0),
     ] {
         svg.open("g", &[("class", class)]);
-        text(svg, "figure", (x, y), "start", word);
+        draw_text(svg, "figure", (x, y), "start", word);
         svg.close();
         x += width;
     }
     let square = [("x", "590"), ("y", "36.5"), ("width", "7"), ("height", "7"), ("class", "plain")];
     svg.element("rect", &square, "");
-    text(svg, "quiet", (603.0, y), "start", "over plain");
-    rectangle(svg, "band", (700.0, 716.0), (34.0, 46.0));
-    text(svg, "quiet", (723.0, y), "start", "±3 %: no difference");
+    draw_text(svg, "quiet", (603.0, y), "start", "over plain");
+    draw_rectangle(svg, "band", (700.0, 716.0), (34.0, 46.0));
+    draw_text(svg, "quiet", (723.0, y), "start", "±3 %: no difference");
 }
 
 /// Draws the interval as a line, without an end mark where it extends beyond the axis.
-fn bar(svg: &mut Markup, axis: &Axis, class: &'static str, interval: Interval, y: f64) {
-    rule(svg, class, (axis.place(interval.low), axis.place(interval.high)), (y, y));
-    for end in [interval.low, interval.high].into_iter().filter(|end| axis.has(*end)) {
-        let x = axis.place(end);
-        rule(svg, class, (x, x), (y - 2.5, y + 2.5));
+fn draw_interval(svg: &mut Markup, axis: &Axis, class: &'static str, interval: Interval, y: f64) {
+    draw_line(svg, class, (axis.x_position(interval.low), axis.x_position(interval.high)), (y, y));
+    for end in [interval.low, interval.high].into_iter().filter(|end| axis.contains(*end)) {
+        let x = axis.x_position(end);
+        draw_line(svg, class, (x, x), (y - 2.5, y + 2.5));
     }
 }
 
-fn rule(svg: &mut Markup, class: &'static str, x: (f64, f64), y: (f64, f64)) {
-    let ends = [x.0, y.0, x.1, y.1].map(number);
+fn draw_line(svg: &mut Markup, class: &'static str, x: (f64, f64), y: (f64, f64)) {
+    let ends = [x.0, y.0, x.1, y.1].map(format_pixels);
     let [x1, y1, x2, y2] = &ends;
     svg.element("line", &[("class", class), ("x1", x1), ("y1", y1), ("x2", x2), ("y2", y2)], "");
 }
 
-fn rectangle(svg: &mut Markup, class: &'static str, x: (f64, f64), y: (f64, f64)) {
-    let sides = [x.0, y.0, x.1 - x.0, y.1 - y.0].map(number);
+fn draw_rectangle(svg: &mut Markup, class: &'static str, x: (f64, f64), y: (f64, f64)) {
+    let sides = [x.0, y.0, x.1 - x.0, y.1 - y.0].map(format_pixels);
     let [left, top, width, height] = &sides;
     let attributes = [("class", class), ("x", left), ("y", top), ("width", width), ("height", height)];
     svg.element("rect", &attributes, "");
 }
 
-fn text(svg: &mut Markup, class: &'static str, (x, y): (f64, f64), anchor: &str, words: &str) {
-    let place = (number(x), number(y));
-    let attributes = [("class", class), ("x", &place.0), ("y", &place.1), ("text-anchor", anchor)];
+fn draw_text(svg: &mut Markup, class: &'static str, (x, y): (f64, f64), anchor: &str, words: &str) {
+    let position = (format_pixels(x), format_pixels(y));
+    let attributes = [("class", class), ("x", &position.0), ("y", &position.1), ("text-anchor", anchor)];
     svg.element("text", &attributes, words);
 }
 
 /// Formats pixels with one decimal.
-fn number(pixels: f64) -> String {
+fn format_pixels(pixels: f64) -> String {
     format!("{}", (pixels * 10.0).round() / 10.0)
 }
 
@@ -203,9 +208,13 @@ mod tests {
         Interval { median, low, high }
     }
 
-    fn line(name: &str, judged: Option<Interval>) -> Line {
-        let judged = judged.map(|interval| (interval, Verdict::of(interval, 100)));
-        Line { name: name.to_owned(), judged, over_plain: judged.map(|(interval, _)| interval) }
+    fn line(name: &str, judged_ratio: Option<Interval>) -> ChartRow {
+        let judged_ratio = judged_ratio.map(|interval| (interval, Verdict::of(interval, 100)));
+        ChartRow {
+            name: name.to_owned(),
+            judged_ratio,
+            over_plain: judged_ratio.map(|(interval, _)| interval),
+        }
     }
 
     #[test]
@@ -225,11 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_outside_of_the_axis_ends_with_it() {
+    fn bars_outside_of_the_axis_end_with_it() {
         let axis = Axis::of(&[line("wild", Some(interval(2.0, 0.01, 50.0)))]);
-        assert_eq!((axis.place(0.01), axis.place(50.0)), (AXIS.0, AXIS.1));
-        assert!(axis.place(1.0) > AXIS.0 && axis.place(1.0) < AXIS.1 && !axis.has(50.0));
+        assert_eq!((axis.x_position(0.01), axis.x_position(50.0)), (AXIS_ENDS.0, AXIS_ENDS.1));
+        assert!(
+            axis.x_position(1.0) > AXIS_ENDS.0 && axis.x_position(1.0) < AXIS_ENDS.1 && !axis.contains(50.0)
+        );
         let none = Axis::of(&[]);
-        assert!(none.place(0.97) < none.place(1.03));
+        assert!(none.x_position(0.97) < none.x_position(1.03));
     }
 }

@@ -3,7 +3,7 @@
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::report::notes;
 use crate::kit::{Comparison, Metric, Sample, Side, experiment};
-use crate::results::model::{Case, Figures, Measured, Quantity, Ratio};
+use crate::results::model::{Case, ExperimentResult, Figures, Quantity, Ratio};
 
 /// Compared quantities, with the sample's figure for each.
 const METRICS: [(Quantity, Metric); 6] = [
@@ -15,27 +15,27 @@ const METRICS: [(Quantity, Metric); 6] = [
     (Quantity::Time, |sample| sample.latency_p50_us),
 ];
 
-/// Converts `found` to the results of the entry `id`.
+/// Converts `measured_report` to the results of the entry `id`.
 #[must_use]
-pub fn measured(id: &str, found: experiment::Measured) -> Measured {
-    let report = found.report;
-    let told = notes(&report.comparisons);
+pub fn convert(id: &str, measured_report: experiment::MeasuredReport) -> ExperimentResult {
+    let report = measured_report.report;
+    let lines = notes(&report.comparisons);
     // This fact is not known before the experiment.
-    let how = found.machine.facts().iter().filter(|(key, _)| *key == "processors");
+    let how = measured_report.machine.facts().iter().filter(|(key, _)| *key == "processors");
     let versions = report.versions.iter().chain(how);
-    Measured {
+    ExperimentResult {
         id: id.to_owned(),
-        warning: found.machine.warning().map(str::to_owned),
+        warning: measured_report.machine.warning().map(str::to_owned),
         versions: versions.map(|(key, text)| ((*key).to_owned(), text.clone())).collect(),
-        cases: report.comparisons.iter().map(case).collect(),
+        cases: report.comparisons.iter().map(convert_case).collect(),
         findings: report.findings.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect(),
-        notes: told.lines().map(|line| line.strip_prefix("note: ").unwrap_or(line).to_owned()).collect(),
+        notes: lines.lines().map(|line| line.strip_prefix("note: ").unwrap_or(line).to_owned()).collect(),
         text: report.text,
-        ..Measured::default()
+        ..ExperimentResult::default()
     }
 }
 
-fn case(comparison: &Comparison) -> Case {
+fn convert_case(comparison: &Comparison) -> Case {
     let sides = comparison.sides();
     let parameters = comparison.parameters().iter().filter(|(_, value)| value.is_finite());
     Case {
@@ -43,19 +43,18 @@ fn case(comparison: &Comparison) -> Case {
         operation_bytes: comparison.operation_bytes(),
         parameters: parameters.map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         obstacle: comparison.obstacle(),
-        rounds: comparison.rounds(),
-        dropped: comparison.dropped(),
-        processes: comparison.processes(),
+        rounds: comparison.round_count(),
+        dropped: comparison.dropped_count(),
+        processes: comparison.process_count(),
         distance_ns: comparison.distance(),
         verified_bytes: sides.iter().map(|side| comparison.verified_bytes(*side)).min().unwrap_or(0),
-        sides: sides.iter().map(|side| figures(comparison, *side)).collect(),
+        sides: sides.iter().map(|side| convert_side(comparison, *side)).collect(),
         samples: comparison.to_json()["samples"].take(),
     }
 }
 
-fn figures(comparison: &Comparison, side: Side) -> Figures {
-    let others =
-        || comparison.sides().iter().copied().filter(|other| *other != side && is_compared_with(*other));
+fn convert_side(comparison: &Comparison, side: Side) -> Figures {
+    let others = || comparison.sides().iter().copied().filter(|other| *other != side && is_reference(*other));
     let ratio = |of, metric, other: Side| {
         let interval = comparison.ratio_of(side, other, metric).filter(|ratio| ratio.median > 0.0)?;
         let processes = comparison.ratio_by_process(side, other, metric);
@@ -76,28 +75,28 @@ fn figures(comparison: &Comparison, side: Side) -> Figures {
     }
 }
 
-fn is_compared_with(side: Side) -> bool {
+fn is_reference(side: Side) -> bool {
     side.is_rival() || side == Side::Limit
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit::arguments::Form;
+    use crate::kit::arguments::CommonOptions;
     use crate::kit::host::Machine;
     use crate::kit::plot::{Plot, Scale};
     use crate::kit::report::Report;
 
-    fn found(sample: impl Fn(Side) -> Sample) -> experiment::Measured {
-        let mut comparison =
-            Comparison::new("echo", 1024, &[Side::Plain, Side::Uncopy, Side::HeapOnly]).with("copies", 3.0);
+    fn measured_report(sample: impl Fn(Side) -> Sample) -> experiment::MeasuredReport {
+        let mut comparison = Comparison::new("echo", 1024, &[Side::Plain, Side::Uncopy, Side::HeapOnly])
+            .with_parameter("copies", 3.0);
         for _ in 0..5 {
-            comparison.round(|side| Ok(Sample { verified_bytes: Some(7), ..sample(side) }));
+            comparison.run_round(|side| Ok(Sample { verified_bytes: Some(7), ..sample(side) }));
         }
         let x = ("x".to_owned(), Scale::Linear);
         let plot = Plot { title: String::new(), x, y: String::new(), series: Vec::new() };
         let report = Report::new(vec![comparison], "the table\n".to_owned(), plot);
-        experiment::Measured { report, machine: Machine::describe(), form: Form::default() }
+        experiment::MeasuredReport { report, machine: Machine::describe(), common: CommonOptions::default() }
     }
 
     fn cost(side: Side) -> f64 {
@@ -109,10 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn each_side_has_its_ratios_over_all_that_a_user_could_have_instead() {
-        let measured = measured(
+    fn each_side_has_its_ratios_over_every_rival() {
+        let measured = convert(
             "copies",
-            found(|side| Sample {
+            measured_report(|side| Sample {
                 operations_per_s: Some(10.0),
                 cpu_us: Some(cost(side)),
                 elapsed_s: Some(1.0),
@@ -132,8 +131,10 @@ mod tests {
 
     #[test]
     fn times_are_compared_where_there_is_no_rate() {
-        let measured =
-            measured("lab", found(|side| Sample { elapsed_s: Some(cost(side)), ..Sample::default() }));
+        let measured = convert(
+            "lab",
+            measured_report(|side| Sample { elapsed_s: Some(cost(side)), ..Sample::default() }),
+        );
         let time = measured.cases[0].side("uncopy").and_then(|side| side.ratio(Quantity::Time, "plain"));
         assert!(time.is_some_and(|time| (time.interval.median - 0.75).abs() < 1e-9), "{time:?}");
     }

@@ -1,22 +1,22 @@
 //! Results of the headline cases: lines of the page's table and of its chart, and the README's five.
 
 use crate::kit::table::{Align, Table};
-use crate::kit::{Interval, Judge, Side};
-use crate::results::chart::Line;
-use crate::results::judge::{self, Judgement, Needed, insufficiency};
+use crate::kit::{Criterion, Interval, Side};
+use crate::results::chart::ChartRow;
+use crate::results::judge::{self, Judgement, MinMeasurements, insufficient_reason};
 use crate::results::model::{Quantity, Results};
-use crate::results::pool::Pooled;
+use crate::results::pool::PooledCase;
 use crate::results::register::{HEADLINES, Headline};
 
 /// Number of programs in the README's table.
-const TELLING: usize = 5;
+const README_CASES: usize = 5;
 
 /// A headline case with its result.
 pub struct Row<'a> {
     /// The case in the register.
     pub headline: &'static Headline,
     /// The judgement of the case, or the reason why there is none.
-    pub judged: Result<(Pooled<'a>, Judgement), String>,
+    pub result: Result<(PooledCase<'a>, Judgement), String>,
 }
 
 impl<'a> Row<'a> {
@@ -27,36 +27,36 @@ impl<'a> Row<'a> {
                 experiments.find(|measured| measured.id == headline.entry && measured.failure.is_some());
             failed
                 .and_then(|measured| measured.failure.clone())
-                .unwrap_or_else(|| "not among what was run".to_owned())
+                .unwrap_or_else(|| "not measured in these runs".to_owned())
         };
-        let judged =
-            Pooled::find(results, headline.entry, headline.case).ok_or_else(missing).and_then(|case| {
-                if let Some(why) = insufficiency(&case, Needed::of(results)) {
+        let result =
+            PooledCase::find(results, headline.entry, headline.case).ok_or_else(missing).and_then(|case| {
+                if let Some(why) = insufficient_reason(&case, MinMeasurements::of(results)) {
                     return Err(why);
                 }
-                let judgement = judge::judge(&case, headline.side, Judge::Speed);
+                let judgement = judge::judge(&case, headline.side, Criterion::Speed);
                 judgement
                     .map(|judgement| (case, judgement))
                     .ok_or_else(|| "no processor time was measured".to_owned())
             });
-        Self { headline, judged }
+        Self { headline, result }
     }
 
     /// Returns the judged ratio; 0 for cases without one, so that they sort last.
     fn cost(&self) -> f64 {
-        self.judged.as_ref().map_or(0.0, |(_, judgement)| judgement.ratio.median)
+        self.result.as_ref().map_or(0.0, |(_, judgement)| judgement.ratio.median)
     }
 
     /// Returns the ratio of `of` under `side` over plain.
     #[must_use]
     pub fn ratio(&self, side: &str, of: Quantity) -> Option<Interval> {
-        self.judged.as_ref().ok()?.0.ratio(side, of, Side::Plain.name())
+        self.result.as_ref().ok()?.0.ratio(side, of, Side::Plain.name())
     }
 
     /// Returns the ratio of processor time over that of the best rival, with the rival; `None` without rivals.
     #[must_use]
     pub fn over_best(&self) -> Option<(Interval, &'static str)> {
-        let (case, judgement) = self.judged.as_ref().ok()?;
+        let (case, judgement) = self.result.as_ref().ok()?;
         case.best_rival().map(|_| (judgement.ratio, judgement.over))
     }
 }
@@ -71,10 +71,10 @@ pub fn rows(results: &Results) -> Vec<Row<'_>> {
 
 /// Returns the lines of the chart.
 #[must_use]
-pub fn chart(results: &Results) -> Vec<Line> {
-    let line = |row: &Row<'_>| Line {
+pub fn chart_rows(results: &Results) -> Vec<ChartRow> {
+    let line = |row: &Row<'_>| ChartRow {
         name: row.headline.name.to_owned(),
-        judged: row.judged.as_ref().ok().map(|(_, judgement)| (judgement.ratio, judgement.verdict)),
+        judged_ratio: row.result.as_ref().ok().map(|(_, judgement)| (judgement.ratio, judgement.verdict)),
         over_plain: row.ratio(row.headline.side, Quantity::Cpu),
     };
     rows(results).iter().map(line).collect()
@@ -83,12 +83,12 @@ pub fn chart(results: &Results) -> Vec<Line> {
 /// Returns the table of the README: among different packaged programs, the two cases that gain most, the two that cost
 /// most and the one that is nearest to no difference. The largest gain comes first.
 #[must_use]
-pub fn telling(results: &Results) -> Option<String> {
+pub fn readme_table(results: &Results) -> Option<String> {
     let rows = rows(results);
     let mut left: Vec<&Row<'_>> =
-        rows.iter().filter(|row| row.headline.program.is_some() && row.judged.is_ok()).collect();
+        rows.iter().filter(|row| row.headline.program.is_some() && row.result.is_ok()).collect();
     let mut chosen: Vec<&Row<'_>> = Vec::new();
-    while chosen.len() < TELLING && !left.is_empty() {
+    while chosen.len() < README_CASES && !left.is_empty() {
         // Alternate between the worst and the best; the last pick is the one in the middle.
         let at = match chosen.len() {
             0 | 2 => 0,
@@ -109,19 +109,17 @@ pub fn telling(results: &Results) -> Option<String> {
         ("program", Align::Left),
         ("CPU over the best allocator", Align::Left),
         ("CPU over plain", Align::Left),
-        ("rate over plain", Align::Left),
         ("verdict", Align::Left),
     ]);
     for row in &chosen {
         let verdict = row
-            .judged
+            .result
             .as_ref()
             .map_or_else(|_| String::new(), |(_, judgement)| judgement.verdict.to_string());
         table.row(vec![
             row.headline.name.to_owned(),
             row.over_best().map_or_else(String::new, |(ratio, over)| format!("{ratio} {over}")),
-            shown(row.ratio(row.headline.side, Quantity::Cpu)),
-            shown(row.ratio(row.headline.side, Quantity::Rate)),
+            ratio_text(row.ratio(row.headline.side, Quantity::Cpu)),
             verdict,
         ]);
     }
@@ -130,25 +128,25 @@ pub fn telling(results: &Results) -> Option<String> {
 
 /// Formats a ratio; empty for `None`.
 #[must_use]
-pub fn shown(ratio: Option<Interval>) -> String {
+pub fn ratio_text(ratio: Option<Interval>) -> String {
     ratio.map_or_else(String::new, |ratio| ratio.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::model::{Case, Measured};
+    use crate::results::model::{Case, ExperimentResult};
     use crate::results::pool::tests::{case, results};
 
     #[test]
     fn the_five_are_of_different_programs_with_losses_and_gains() {
-        let of = |id: &str, cases: &[(&str, f64)]| Measured {
+        let of = |id: &str, cases: &[(&str, f64)]| ExperimentResult {
             id: id.to_owned(),
             cases: cases
                 .iter()
                 .map(|(title, cost)| case(title, "uncopy", &[*cost; 5]))
                 .collect::<Vec<Case>>(),
-            ..Measured::default()
+            ..ExperimentResult::default()
         };
         let mut results = results("redis-get", &[vec![]]);
         results.runs[0].experiments = vec![
@@ -168,7 +166,7 @@ mod tests {
             ),
             of("apps-stores", &[("postgresql COPY 1 MiB", 1.1)]),
         ];
-        let table = telling(&results).expect("a table");
+        let table = readme_table(&results).expect("a table");
         let names: Vec<&str> = table.lines().skip(2).filter_map(|line| line.split("  ").next()).collect();
         let wanted = [
             "Redis GET 256 KiB",
@@ -183,6 +181,6 @@ mod tests {
             assert!(names.contains(name), "{name}: {table}");
         }
         assert!(!table.contains("echo"), "{table}");
-        assert_eq!(telling(&Results::default()), None);
+        assert_eq!(readme_table(&Results::default()), None);
     }
 }

@@ -1,20 +1,20 @@
 //! Judgement of a case, by one rule for all cases.
 
 use crate::kit::verdict::{self, Verdict};
-use crate::kit::{Interval, Judge, Side, counted};
+use crate::kit::{Criterion, Interval, Side, format_count};
 use crate::results::model::{Quantity, Results};
-use crate::results::pool::Pooled;
+use crate::results::pool::PooledCase;
 
 /// Minimum measurements of a headline case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needed {
+pub struct MinMeasurements {
     /// Number of rounds that count.
     pub rounds: usize,
     /// Number of fresh processes of each side.
     pub processes: usize,
 }
 
-impl Needed {
+impl MinMeasurements {
     /// Requirements for a full report.
     const FULL: Self = Self { rounds: 25, processes: 5 };
     /// Requirements for a quick report, which is too rough for conclusions anyway.
@@ -42,21 +42,21 @@ pub struct Judgement {
 
 /// True if this side shows uncopy; the others are for comparison.
 #[must_use]
-pub fn is_uncopy(side: &str) -> bool {
+pub fn is_uncopy_side(side: &str) -> bool {
     Side::UNCOPY.iter().any(|known| known.name() == side)
 }
 
 /// Judges `side` in `case`; `None` if the side is not uncopy, or no quantity that can be judged was measured.
 #[must_use]
-pub fn judge(case: &Pooled<'_>, side: &str, by: Judge) -> Option<Judgement> {
-    if !is_uncopy(side) || case.obstacle().is_some() {
+pub fn judge(case: &PooledCase<'_>, side: &str, by: Criterion) -> Option<Judgement> {
+    if !is_uncopy_side(side) || case.obstacle().is_some() {
         return None;
     }
     let judgement = |ratio, of, over: &'static str| Judgement {
         ratio,
         of,
         over,
-        verdict: Verdict::of(ratio, case.rounds()),
+        verdict: Verdict::of(ratio, case.round_count()),
     };
     let of = |of, over: &'static str| Some(judgement(case.ratio(side, of, over)?, of, over));
     let over_best = || {
@@ -65,10 +65,10 @@ pub fn judge(case: &Pooled<'_>, side: &str, by: Judge) -> Option<Judgement> {
     };
     let plain = Side::Plain.name();
     match by {
-        Judge::Cost => None,
+        Criterion::NotJudged => None,
         // Less memory at the cost of processor time is no saving.
-        Judge::Memory => Some(worse(of(Quantity::Memory, plain)?, of(Quantity::Cpu, plain)?)),
-        Judge::Speed => over_best()
+        Criterion::Memory => Some(worse(of(Quantity::Memory, plain)?, of(Quantity::Cpu, plain)?)),
+        Criterion::Speed => over_best()
             .or_else(|| of(Quantity::Cpu, plain))
             .or_else(|| of(Quantity::Time, plain))
             .or_else(|| of(Quantity::Load, plain)),
@@ -82,17 +82,17 @@ fn worse(one: Judgement, other: Judgement) -> Judgement {
 
 /// Returns the reason why `case` has too few measurements for a headline, if it has.
 #[must_use]
-pub fn insufficiency(case: &Pooled<'_>, needed: Needed) -> Option<String> {
-    let (rounds, processes) = (case.rounds(), case.processes());
+pub fn insufficient_reason(case: &PooledCase<'_>, minimum: MinMeasurements) -> Option<String> {
+    let (rounds, processes) = (case.round_count(), case.process_count());
     case.obstacle().map(str::to_owned).or_else(|| match () {
-        () if rounds < needed.rounds => Some(format!(
-            "{}, {} more disturbed by others; {} are needed",
-            counted(rounds, "round", "rounds"),
-            case.dropped(),
-            needed.rounds
+        () if rounds < minimum.rounds => Some(format!(
+            "{}, {} more were disturbed; {} are needed",
+            format_count(rounds, "round", "rounds"),
+            case.dropped_count(),
+            minimum.rounds
         )),
-        () if processes < needed.processes => {
-            Some(format!("{processes} fresh processes of each side; {} are needed", needed.processes))
+        () if processes < minimum.processes => {
+            Some(format!("{processes} fresh processes of each side; {} are needed", minimum.processes))
         }
         () => None,
     })
@@ -104,27 +104,27 @@ mod tests {
     use crate::results::model::{Case, Figures, Ratio};
     use crate::results::pool::tests::{case, results};
 
-    fn judged(case: Case, side: &str, by: Judge) -> Option<(Quantity, &'static str, String)> {
+    fn judged(case: Case, side: &str, by: Criterion) -> Option<(Quantity, &'static str, String)> {
         let title = case.title.clone();
         let results = results("x", &[vec![case]]);
-        let judgement = judge(&Pooled::find(&results, "x", &title)?, side, by)?;
+        let judgement = judge(&PooledCase::find(&results, "x", &title)?, side, by)?;
         Some((judgement.of, judgement.over, judgement.verdict.to_string()))
     }
 
     #[test]
-    fn a_program_is_judged_beside_the_best_that_a_user_could_have_instead() {
+    fn a_program_is_judged_against_the_best_rival() {
         // Relative processor time: uncopy takes 0.9 of plain's, mimalloc 0.8.
         let get = case("get", "uncopy", &[0.90, 0.91, 0.89, 0.90, 0.90]);
         assert_eq!(
-            judged(get.clone(), "uncopy", Judge::Speed),
+            judged(get.clone(), "uncopy", Criterion::Speed),
             Some((Quantity::Cpu, "mimalloc", "costs".into()))
         );
-        assert_eq!(judged(get.clone(), "mimalloc", Judge::Speed), None);
-        assert_eq!(judged(get.clone(), "uncopy", Judge::Cost), None);
+        assert_eq!(judged(get.clone(), "mimalloc", Criterion::Speed), None);
+        assert_eq!(judged(get.clone(), "uncopy", Criterion::NotJudged), None);
         let alone = Case { sides: get.sides[..2].to_vec(), ..get.clone() };
-        assert_eq!(judged(alone, "uncopy", Judge::Speed), Some((Quantity::Cpu, "plain", "helps".into())));
+        assert_eq!(judged(alone, "uncopy", Criterion::Speed), Some((Quantity::Cpu, "plain", "helps".into())));
         let failed = Case { obstacle: Some("no".into()), ..get };
-        assert_eq!(judged(failed, "uncopy", Judge::Speed), None);
+        assert_eq!(judged(failed, "uncopy", Criterion::Speed), None);
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
             let sides = vec![Figures { side: "uncopy".into(), ratios, ..Figures::default() }];
             let case = Case { title: "mixed".into(), rounds: 30, processes: 5, sides, ..Case::default() };
             let expected = Some((of, "plain", verdict.to_owned()));
-            assert_eq!(judged(case, "uncopy", Judge::Memory), expected, "{memory} {cpu}");
+            assert_eq!(judged(case, "uncopy", Criterion::Memory), expected, "{memory} {cpu}");
         }
     }
 
@@ -153,14 +153,20 @@ mod tests {
     fn too_few_rounds_or_processes_are_no_headline() {
         let why = |costs: &[f64]| {
             let results = results("x", &[vec![case("get", "uncopy", costs)]]);
-            insufficiency(&Pooled::find(&results, "x", "get").expect("the case"), Needed::of(&results))
+            insufficient_reason(
+                &PooledCase::find(&results, "x", "get").expect("the case"),
+                MinMeasurements::of(&results),
+            )
         };
         assert_eq!(why(&[0.9; 5]), None);
-        assert_eq!(why(&[0.9; 4]), Some("20 rounds, 3 more disturbed by others; 25 are needed".into()));
+        assert_eq!(why(&[0.9; 4]), Some("20 rounds, 3 more were disturbed; 25 are needed".into()));
         let mut few = case("get", "uncopy", &[0.9; 4]);
         few.rounds = 100;
         let results = results("x", &[vec![few]]);
-        let why = insufficiency(&Pooled::find(&results, "x", "get").expect("the case"), Needed::of(&results));
+        let why = insufficient_reason(
+            &PooledCase::find(&results, "x", "get").expect("the case"),
+            MinMeasurements::of(&results),
+        );
         assert_eq!(why, Some("4 fresh processes of each side; 5 are needed".into()));
     }
 }

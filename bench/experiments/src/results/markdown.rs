@@ -2,15 +2,15 @@
 
 /// Returns a row of a table; lines of a cell become separate lines of the cell.
 #[must_use]
-pub fn cells<T: AsRef<str>>(cells: &[T]) -> String {
-    let lines = |cell: &T| cell.as_ref().split('\n').map(text).collect::<Vec<_>>().join("<br>");
+pub fn table_row<T: AsRef<str>>(cells: &[T]) -> String {
+    let lines = |cell: &T| cell.as_ref().split('\n').map(escape).collect::<Vec<_>>().join("<br>");
     let cells: Vec<String> = cells.iter().map(|cell| lines(cell).replace('|', "\\|")).collect();
     format!("| {} |", cells.join(" | "))
 }
 
 /// Returns `text` on one line, with all markup escaped.
 #[must_use]
-pub fn text(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn cells_stay_on_their_line_and_in_their_column() {
-        assert_eq!(cells(&["a|b", "c\nd", "<i>*"]), "| a\\|b | c<br>d | &lt;i>\\* |");
-        assert_eq!(text("1.2 [1.1–1.3] [x](y)"), "1.2 [1.1–1.3] [x]\\(y)");
+        assert_eq!(table_row(&["a|b", "c\nd", "<i>*"]), "| a\\|b | c<br>d | &lt;i>\\* |");
+        assert_eq!(escape("1.2 [1.1–1.3] [x](y)"), "1.2 [1.1–1.3] [x]\\(y)");
     }
 }

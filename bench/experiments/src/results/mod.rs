@@ -3,7 +3,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | `register` | the cases of the page; papers' measurements without a counterpart |
-//! | `aims` | papers' results, hit or missed |
+//! | `goals` | ratios to reach, from the papers and of this project |
 //! | `run` | running the experiments one after the other in a bounded time |
 //! | `collect` | conversion of an experiment's figures to cases |
 //! | `model` | the results, stored in the file `results.json` |
@@ -14,10 +14,10 @@
 //!
 //! Invariant: the pages follow from `results.json` alone; `--from` renders them again.
 
-mod aims;
 mod chart;
 mod collect;
 mod details;
+mod goals;
 mod headline;
 mod judge;
 mod markdown;
@@ -31,37 +31,37 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use model::{FILE, Results, Run};
+use model::{RESULTS_PATH, Results, Run};
 
 use crate::experiments::entries;
 use crate::kit::experiment::STATUS_FAILED;
 use crate::kit::{Failure, Result, While, print};
 
 /// Path of the chart, below the directory of the page.
-const CHART: &str = "results/chart.svg";
-const DETAILS: &str = "results/details.md";
+const CHART_PATH: &str = "results/chart.svg";
+const DETAILS_PATH: &str = "results/details.md";
 
-fn names() -> PossibleValuesParser {
+fn entry_parser() -> PossibleValuesParser {
     entries().iter().map(|entry| entry.id).collect::<Vec<_>>().into()
 }
 
-/// All experiments beside what the papers say, as one page with a chart
+/// Run all experiments and write one page with a chart, beside the papers' results
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Take less than 10 minutes; figures too rough for conclusions
+    /// Take less than 10 minutes; the results are too rough for conclusions
     #[arg(long)]
     pub quick: bool,
-    /// Where to write results.md and, into results/ beside it, the chart, the tables of all experiments and
-    /// results.json. The runs that are there already are kept, and this one is shown beside them
+    /// Directory for results.md and, in results/, the chart, the tables and results.json. Earlier runs in it are kept
+    /// and shown beside this one
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
     /// Measure only these experiments
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = names())]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = entry_parser())]
     pub only: Vec<String>,
-    /// Go on with the last run in DIR, which was interrupted: measure what has no figures
+    /// Continue the interrupted last run in DIR: measure the experiments without results
     #[arg(long)]
     pub resume: bool,
-    /// Measure nothing: write the pages of these results again
+    /// Do not measure: render the pages of these results again
     #[arg(long, value_name = "results.json", conflicts_with_all = ["quick", "only", "resume"])]
     pub from: Option<PathBuf>,
 }
@@ -72,23 +72,23 @@ pub struct Arguments {
 /// [`Failure`] when nothing could be measured or written. A failed experiment is reported in the pages, with status 1.
 pub fn run(arguments: &Arguments) -> Result<u8> {
     let out = &arguments.out;
-    let file = out.join(FILE);
-    let beside = file.parent().unwrap_or(out);
-    std::fs::create_dir_all(beside).doing(format_args!("making {}", beside.display()))?;
+    let file = out.join(RESULTS_PATH);
+    let directory = file.parent().unwrap_or(out);
+    std::fs::create_dir_all(directory).doing(format_args!("creating {}", directory.display()))?;
     let mut results = match &arguments.from {
         Some(path) => read(path)?,
         None if file.exists() => read(&file)?,
         None => Results::default(),
     };
     if arguments.from.is_none() {
-        let started = run::begin(arguments.quick);
-        check_same(&results, &started).map_err(|failure| {
-            Failure::new(format!("{}: {failure}; choose another --out, or remove it", file.display()))
+        let started = run::new_run(arguments.quick);
+        check_compatible(&results, &started).map_err(|failure| {
+            Failure::new(format!("{}: {failure}; choose another --out, or remove the file", file.display()))
         })?;
         if !arguments.resume || results.runs.is_empty() {
             results.runs.push(started);
         }
-        run::all(&mut results, &arguments.only, |so_far| write_all(so_far, out))?;
+        run::run_all(&mut results, &arguments.only, |so_far| write_all(so_far, out))?;
     }
     write_all(&results, out)?;
     let last = results.runs.last().into_iter().flat_map(|run| &run.experiments);
@@ -98,19 +98,19 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     if failed.is_empty() {
         return Ok(0);
     }
-    eprintln!("uncopy: no figures of {}; the pages say why", failed.join(", "));
+    eprintln!("uncopy: no results for {}; the pages have the reasons", failed.join(", "));
     Ok(STATUS_FAILED)
 }
 
 /// Checks that a run like `started` can be shown beside those of `results`.
-fn check_same(results: &Results, started: &Run) -> Result<()> {
+fn check_compatible(results: &Results, started: &Run) -> Result<()> {
     match results.runs.last() {
         Some(last) if last.quick != started.quick => {
-            Err(Failure::new("its runs are of the other length (--quick)"))
+            Err(Failure::new("its runs and this one differ in --quick"))
         }
         Some(last) if last.tree != started.tree => Err(Failure::new(format!(
-            "its runs are of other sources (tree {})",
-            last.tree.as_deref().unwrap_or("not known")
+            "its runs measured other sources (tree {})",
+            last.tree.as_deref().unwrap_or("unknown")
         ))),
         _ => Ok(()),
     }
@@ -126,10 +126,10 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 fn write_all(results: &Results, out: &Path) -> Result<()> {
-    write(&out.join(FILE), &results.to_json()?)?;
-    write(&out.join(CHART), &chart::draw(&headline::chart(results)))?;
-    write(&out.join(DETAILS), &details::render(results))?;
-    write(&out.join("results.md"), &page::render(results, CHART, DETAILS))
+    write(&out.join(RESULTS_PATH), &results.to_json()?)?;
+    write(&out.join(CHART_PATH), &chart::draw(&headline::chart_rows(results)))?;
+    write(&out.join(DETAILS_PATH), &details::render(results))?;
+    write(&out.join("results.md"), &page::render(results, CHART_PATH, DETAILS_PATH))
 }
 
 #[cfg(test)]
@@ -140,10 +140,10 @@ mod tests {
     fn only_runs_of_the_same_sources_and_length_are_shown_together() {
         let run = |quick, tree: &str| Run { quick, tree: Some(tree.to_owned()), ..Run::default() };
         let results = Results { runs: vec![run(false, "a")], ..Results::default() };
-        assert!(check_same(&results, &run(false, "a")).is_ok());
-        assert!(check_same(&Results::default(), &run(true, "b")).is_ok());
+        assert!(check_compatible(&results, &run(false, "a")).is_ok());
+        assert!(check_compatible(&Results::default(), &run(true, "b")).is_ok());
         for other in [run(true, "a"), run(false, "b")] {
-            assert!(check_same(&results, &other).is_err(), "{other:?}");
+            assert!(check_compatible(&results, &other).is_err(), "{other:?}");
         }
     }
 }

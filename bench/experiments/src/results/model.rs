@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::kit::{Failure, Interval, Result};
 
 /// Path of the stored results, below the directory of the page.
-pub const FILE: &str = "results/results.json";
+pub const RESULTS_PATH: &str = "results/results.json";
 /// Only valid value of [`Results::format`].
 const FORMAT: &str = "uncopy-results";
 /// Value of [`Results::version`]; raised when a reader of the old version would go wrong.
@@ -44,12 +44,12 @@ pub struct Run {
     /// Duration of the run, seconds.
     pub seconds: f64,
     /// The experiments in the order in which they were run.
-    pub experiments: Vec<Measured>,
+    pub experiments: Vec<ExperimentResult>,
 }
 
 /// The result of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct ExperimentResult {
     /// Name of the entry in the register.
     pub id: String,
     /// Command-line arguments of `uncopy-bench`.
@@ -151,15 +151,15 @@ impl Results {
     /// # Errors
     /// [`Failure`] with the defect of the file.
     pub fn parse(text: &str) -> Result<Self> {
-        let not_ours = |why: &str| Failure::new(format!("these are no results: {why}"));
-        let value: Value = serde_json::from_str(text).map_err(|error| not_ours(&error.to_string()))?;
+        let invalid = |why: &str| Failure::new(format!("not a results file: {why}"));
+        let value: Value = serde_json::from_str(text).map_err(|error| invalid(&error.to_string()))?;
         if value["format"] != FORMAT || value["version"] != VERSION {
-            return Err(not_ours(&format!(
-                "their form is {} {}; this uncopy reads \"{FORMAT}\" {VERSION}",
+            return Err(invalid(&format!(
+                "its format is {} {}, but this program reads \"{FORMAT}\" {VERSION}",
                 value["format"], value["version"]
             )));
         }
-        serde_json::from_value(value).map_err(|error| not_ours(&error.to_string()))
+        serde_json::from_value(value).map_err(|error| invalid(&error.to_string()))
     }
 
     /// Returns the text of the file.
@@ -199,7 +199,8 @@ mod tests {
             Ratio { of: Quantity::Cpu, over: "plain".into(), interval, processes: vec![(interval, 9)] };
         let side = Figures { side: "uncopy".into(), ratios: vec![ratio], ..Figures::default() };
         let case = Case { title: "echo".into(), sides: vec![side], ..Case::default() };
-        let measured = Measured { id: "copies".into(), cases: vec![case], ..Measured::default() };
+        let measured =
+            ExperimentResult { id: "copies".into(), cases: vec![case], ..ExperimentResult::default() };
         let run = Run { tree: Some("abc".into()), experiments: vec![measured], ..Run::default() };
         let results = Results { runs: vec![run], ..Results::default() };
         let text = results.to_json().expect("written");

@@ -8,17 +8,17 @@ const RIVALS: [Side; 4] = [Side::HeapOnly, Side::TunedGlibc, Side::Mimalloc, Sid
 
 /// The same case in every run that measured it, the earliest first. Invariant: never empty.
 #[derive(Clone, Debug)]
-pub struct Pooled<'a>(Vec<&'a Case>);
+pub struct PooledCase<'a>(Vec<&'a Case>);
 
-impl<'a> Pooled<'a> {
+impl<'a> PooledCase<'a> {
     /// Finds the case `title` of the experiment `id`. Failed runs are left out, unless all failed.
     #[must_use]
     pub fn find(results: &'a Results, id: &str, title: &str) -> Option<Self> {
         let experiments = results.runs.iter().flat_map(|run| &run.experiments);
         let cases = experiments.filter(|measured| measured.id == id).flat_map(|measured| &measured.cases);
         let all: Vec<&Case> = cases.filter(|case| case.title == title).collect();
-        let whole: Vec<&Case> = all.iter().copied().filter(|case| case.obstacle.is_none()).collect();
-        let found = if whole.is_empty() { all } else { whole };
+        let complete: Vec<&Case> = all.iter().copied().filter(|case| case.obstacle.is_none()).collect();
+        let found = if complete.is_empty() { all } else { complete };
         (!found.is_empty()).then_some(Self(found))
     }
 
@@ -30,19 +30,19 @@ impl<'a> Pooled<'a> {
 
     /// Returns the number of rounds that count.
     #[must_use]
-    pub fn rounds(&self) -> usize {
+    pub fn round_count(&self) -> usize {
         self.0.iter().map(|case| case.rounds).sum()
     }
 
     /// Returns the number of rounds dropped.
     #[must_use]
-    pub fn dropped(&self) -> usize {
+    pub fn dropped_count(&self) -> usize {
         self.0.iter().map(|case| case.dropped).sum()
     }
 
     /// Returns the number of fresh processes of each side.
     #[must_use]
-    pub fn processes(&self) -> usize {
+    pub fn process_count(&self) -> usize {
         self.0.iter().map(|case| case.processes).sum()
     }
 
@@ -58,7 +58,7 @@ impl<'a> Pooled<'a> {
         self.0.iter().filter_map(|case| case.side(side)?.ratio(of, over)).collect()
     }
 
-    /// Returns the ratio over all processes of all runs; that of the last run if processes were not told apart.
+    /// Returns the ratio over all processes of all runs; that of the last run if processes were not distinguished.
     #[must_use]
     pub fn ratio(&self, side: &str, of: Quantity, over: &str) -> Option<Interval> {
         let ratios = self.ratios(side, of, over);
@@ -83,7 +83,7 @@ impl<'a> Pooled<'a> {
 
     /// Returns how much the largest median of a run exceeds the smallest, as a part; `None` with a single run.
     #[must_use]
-    pub fn difference(&self, side: &str, of: Quantity, over: &str) -> Option<f64> {
+    pub fn run_difference(&self, side: &str, of: Quantity, over: &str) -> Option<f64> {
         let medians: Vec<f64> =
             self.ratios(side, of, over).iter().map(|ratio| ratio.interval.median).collect();
         let (least, most) =
@@ -102,7 +102,7 @@ impl<'a> Pooled<'a> {
     }
 
     /// Returns the processor time of `side` over that of the best rival, picked for each process by all other
-    /// processes; over `best` if processes were not told apart.
+    /// processes; over `best` if processes were not distinguished.
     #[must_use]
     pub fn ratio_to_best(&self, side: &str, best: &str) -> Option<Interval> {
         let plain = Side::Plain.name();
@@ -110,12 +110,12 @@ impl<'a> Pooled<'a> {
             self.by_process(side, Quantity::Cpu, over).map(|interval| interval.median).collect()
         };
         let over_plain = medians(side, plain);
-        let nothing = Rival { costs: vec![1.0; over_plain.len()], ratios: over_plain };
+        let plain_rival = Rival { costs: vec![1.0; over_plain.len()], ratios: over_plain };
         let rival =
             |rival: &Side| Rival { costs: medians(rival.name(), plain), ratios: medians(side, rival.name()) };
         let is_measured = |rival: &Rival| !rival.costs.is_empty();
         let rivals = RIVALS.iter().map(rival).filter(is_measured);
-        Interval::over_best(&std::iter::once(nothing).chain(rivals).collect::<Vec<_>>())
+        Interval::over_best(&std::iter::once(plain_rival).chain(rivals).collect::<Vec<_>>())
             .or_else(|| self.ratio(side, Quantity::Cpu, best))
     }
 }
@@ -123,7 +123,7 @@ impl<'a> Pooled<'a> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::results::model::{Figures, Measured, Run};
+    use crate::results::model::{ExperimentResult, Figures, Run};
 
     /// Returns a case with processes of five rounds each, whose processor time over plain's is `costs`.
     pub(in crate::results) fn case(title: &str, side: &str, costs: &[f64]) -> Case {
@@ -165,13 +165,13 @@ pub(super) mod tests {
     /// Returns results with one run for each of `runs`, each with these cases of the experiment `id`.
     pub(in crate::results) fn results(id: &str, runs: &[Vec<Case>]) -> Results {
         let run = |cases: &Vec<Case>| {
-            let measured = Measured {
+            let measured = ExperimentResult {
                 id: id.to_owned(),
                 words: vec![id.to_owned()],
                 network: "loopback".to_owned(),
                 cases: cases.clone(),
                 text: "the <table>\n".to_owned(),
-                ..Measured::default()
+                ..ExperimentResult::default()
             };
             let machine = vec![("kernel".to_owned(), "6.18 <x>".to_owned())];
             Run { tree: Some("abc123".to_owned()), machine, experiments: vec![measured], ..Run::default() }
@@ -183,38 +183,40 @@ pub(super) mod tests {
     fn the_processes_of_all_runs_count_alike_and_the_medians_of_runs_are_compared() {
         let runs = [0.80, 0.90].map(|cost| vec![case("get", "uncopy", &[cost; 5])]);
         let results = results("redis", &runs);
-        let pooled = Pooled::find(&results, "redis", "get").expect("the case");
-        assert_eq!((pooled.rounds(), pooled.dropped(), pooled.processes()), (50, 6, 10));
+        let pooled = PooledCase::find(&results, "redis", "get").expect("the case");
+        assert_eq!((pooled.round_count(), pooled.dropped_count(), pooled.process_count()), (50, 6, 10));
         let ratio = pooled.ratio("uncopy", Quantity::Cpu, "plain").expect("a ratio");
         assert!((ratio.median - 0.72f64.sqrt()).abs() < 1e-9, "{ratio}");
         assert!(ratio.low > 0.80 && ratio.low < ratio.median && ratio.high < 0.90, "{ratio}");
-        let difference = pooled.difference("uncopy", Quantity::Cpu, "plain").expect("two runs");
+        let difference = pooled.run_difference("uncopy", Quantity::Cpu, "plain").expect("two runs");
         assert!((difference - 0.125).abs() < 1e-9, "{difference}");
         assert_eq!(pooled.best_rival(), Some("mimalloc"));
         assert!(
-            Pooled::find(&results, "redis", "set").is_none() && Pooled::find(&results, "x", "get").is_none()
+            PooledCase::find(&results, "redis", "set").is_none()
+                && PooledCase::find(&results, "x", "get").is_none()
         );
     }
 
     #[test]
-    fn of_a_single_run_its_own_interval_is_shown_and_no_difference() {
+    fn a_single_run_has_its_own_interval_and_no_difference() {
         let results = results("redis", &[vec![case("get", "uncopy", &[0.7, 0.8, 0.9])]]);
-        let pooled = Pooled::find(&results, "redis", "get").expect("the case");
+        let pooled = PooledCase::find(&results, "redis", "get").expect("the case");
         let own =
             results.runs[0].experiments[0].cases[0].side("uncopy").expect("the side").ratios[0].interval;
         assert_eq!(pooled.ratio("uncopy", Quantity::Cpu, "plain"), Some(own));
-        assert_eq!(pooled.difference("uncopy", Quantity::Cpu, "plain"), None);
+        assert_eq!(pooled.run_difference("uncopy", Quantity::Cpu, "plain"), None);
     }
 
     #[test]
     fn a_run_in_which_the_case_failed_does_not_count() {
         let failed = Case { title: "get".into(), obstacle: Some("no".into()), ..Case::default() };
         let results = results("redis", &[vec![case("get", "uncopy", &[0.7; 5])], vec![failed.clone()]]);
-        let pooled = Pooled::find(&results, "redis", "get").expect("the case");
-        assert_eq!((pooled.obstacle(), pooled.processes()), (None, 5));
+        let pooled = PooledCase::find(&results, "redis", "get").expect("the case");
+        assert_eq!((pooled.obstacle(), pooled.process_count()), (None, 5));
         let results = self::results("redis", &[vec![failed]]);
         assert_eq!(
-            Pooled::find(&results, "redis", "get").and_then(|pooled| pooled.obstacle().map(str::to_owned)),
+            PooledCase::find(&results, "redis", "get")
+                .and_then(|pooled| pooled.obstacle().map(str::to_owned)),
             Some("no".into())
         );
     }

@@ -4,7 +4,7 @@
 //! anyone can pass to `uncopy-bench`.
 
 use crate::experiments::entries;
-use crate::kit::Entry;
+use crate::kit::ReportEntry;
 
 /// A case shown on the page.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ pub const HEADLINES: [Headline; 25] = [
     own("echo 512 KiB, no copy", "copies", "echo 512 KiB, 0 copies"),
     own("echo 512 KiB, 5 copies", "copies", "echo 512 KiB, 5 copies"),
     own("echo 512 KiB, 12 copies", "copies", "echo 512 KiB, 12 copies"),
-    own("echo, relaying and reading by turns", "switching", "echo 256 KiB, 3 copies, switching every 5 s"),
+    own("echo, forwarding and reading in turn", "switching", "echo 256 KiB, 3 copies, switching every 5 s"),
     packaged("Redis", "Redis SET 256 KiB, AOF", "redis-set", "redis SET 256 KiB"),
     packaged("Redis", "Redis SET 1 MiB, AOF", "redis-set", "redis SET 1 MiB"),
     packaged("Redis", "Redis GET 64 KiB", "redis-get", "redis GET 64 KiB, no append-only file"),
@@ -74,7 +74,7 @@ pub const HEADLINES: [Headline; 25] = [
 ];
 
 /// Measurements of the papers without a counterpart in this project.
-pub const ABSENT: &[(&str, &str)] = &[
+pub const NOT_MEASURED: &[(&str, &str)] = &[
     (
         "zIO, Figures 5 and 7",
         "The echo server on a kernel-bypass TCP stack (TAS), which uncopy does not have.",
@@ -86,13 +86,14 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("zIO, Figure 15", "Icecast with buffers faulted in beforehand, on the kernel-bypass stack."),
     (
         "ZCopy, Figures 7 and 9, Table 1",
-        "Cycles inside the kernel and cache misses: no performance counters on the machines that this project is tested on.",
+        "Cycles in the kernel and cache misses: the machines of this project's tests have no performance \
+         counters.",
     ),
 ];
 
 /// Returns the entry called `id`.
 #[must_use]
-pub fn find(id: &str) -> Option<&'static Entry> {
+pub fn find_entry(id: &str) -> Option<&'static ReportEntry> {
     entries().into_iter().find(|entry| entry.id == id)
 }
 
@@ -101,28 +102,28 @@ mod tests {
     use super::*;
     use crate::apps::{CASES, Effort};
     use crate::experiments::Command;
-    use crate::results::judge::is_uncopy;
+    use crate::results::judge::is_uncopy_side;
     use clap::Parser;
 
     #[test]
     fn every_entry_is_a_command_and_names_are_unique() {
         let all = entries();
         for (at, entry) in all.iter().enumerate() {
-            for words in [entry.full, entry.quick] {
+            for words in [entry.full_arguments, entry.quick_arguments] {
                 let words = std::iter::once("uncopy-bench").chain(words.split(' '));
                 assert!(Command::try_parse_from(words).is_ok(), "{}", entry.id);
             }
             assert!(all[..at].iter().all(|other| other.id != entry.id), "{}", entry.id);
             assert!(!entry.claims.is_empty(), "{}", entry.id);
         }
-        assert!(find("copies").is_some() && find("other").is_none());
+        assert!(find_entry("copies").is_some() && find_entry("other").is_none());
     }
 
     #[test]
     fn every_headline_is_of_an_entry_and_there_once() {
         for (at, headline) in HEADLINES.iter().enumerate() {
-            assert!(find(headline.entry).is_some(), "{}", headline.entry);
-            assert!(is_uncopy(headline.side), "{}", headline.name);
+            assert!(find_entry(headline.entry).is_some(), "{}", headline.entry);
+            assert!(is_uncopy_side(headline.side), "{}", headline.name);
             let is_same = |other: &Headline| {
                 other.name == headline.name || (other.entry, other.case) == (headline.entry, headline.case)
             };
@@ -138,20 +139,20 @@ mod tests {
 
     #[test]
     fn the_headlines_of_applications_are_among_what_their_entries_run() {
-        let entries = |headline: &Headline| find(headline.entry).map(|entry| (headline.case, entry));
-        let of_apps = |(_, entry): &(&str, &Entry)| entry.full.starts_with("apps ");
+        let entries = |headline: &Headline| find_entry(headline.entry).map(|entry| (headline.case, entry));
+        let of_apps = |(_, entry): &(&str, &ReportEntry)| entry.full_arguments.starts_with("apps ");
         let all: Vec<_> = HEADLINES.iter().filter_map(entries).filter(of_apps).collect();
         assert!(all.len() > 10);
         for (case, entry) in all {
-            let known = titles(entry.full);
+            let known = titles(entry.full_arguments);
             assert!(known.iter().any(|title| title == case), "{case} is none of {known:?}");
         }
     }
 
     #[test]
-    fn every_figure_of_the_papers_is_measured_or_said_to_be_absent() {
-        let claims = entries().into_iter().flat_map(|entry| entry.claims).map(|claim| claim.figure);
-        let named: Vec<&str> = claims.chain(ABSENT.iter().map(|(figure, _)| *figure)).collect();
+    fn every_result_of_the_papers_is_measured_or_listed_as_absent() {
+        let claims = entries().into_iter().flat_map(|entry| entry.claims).map(|claim| claim.source);
+        let named: Vec<&str> = claims.chain(NOT_MEASURED.iter().map(|(figure, _)| *figure)).collect();
         let numbers = |text: &str| -> Vec<String> {
             text.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned).collect()
         };

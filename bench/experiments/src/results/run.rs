@@ -8,24 +8,24 @@ use clap::Parser;
 
 use crate::experiments::{Command, entries};
 use crate::kit::processes::process::run as run_process;
-use crate::kit::{Entry, Failure, Launcher, Machine, Outcome, Result, Side, TemporaryDirectory, While};
+use crate::kit::{Failure, Launcher, Machine, Outcome, ReportEntry, Result, Side, TemporaryDirectory, While};
 use crate::kit::{distance, network, progress};
 use crate::results::collect;
-use crate::results::model::{FILE, Measured, Results, Run};
+use crate::results::model::{ExperimentResult, RESULTS_PATH, Results, Run};
 use crate::results::register::HEADLINES;
 
 /// Time after which no further experiment begins in a quick run.
-const QUICK: Duration = Duration::from_secs(9 * 60);
-const FULL: Duration = Duration::from_secs(120 * 60);
+const QUICK_LIMIT: Duration = Duration::from_secs(9 * 60);
+const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
 /// Maximum duration of the experiments of another network.
-const OTHER_NETWORK: Duration = Duration::from_secs(20 * 60);
+const OTHER_NETWORK_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Returns a run of this machine and these sources, without experiments.
 #[must_use]
-pub fn begin(quick: bool) -> Run {
+pub fn new_run(quick: bool) -> Run {
     let machine = Machine::describe();
     let facts = machine.facts().iter().map(|(key, text)| ((*key).to_owned(), text.clone()));
-    Run { quick, tree: tree(), machine: facts.collect(), ..Run::default() }
+    Run { quick, tree: source_tree(), machine: facts.collect(), ..Run::default() }
 }
 
 /// Runs the entries named in `only`, or all if it is empty, those of the page first, and adds them to the last run of
@@ -33,7 +33,7 @@ pub fn begin(quick: bool) -> Run {
 ///
 /// # Errors
 /// [`Failure`] of `store`. A failure of an experiment is recorded in its results.
-pub fn all(
+pub fn run_all(
     results: &mut Results,
     only: &[String],
     mut store: impl FnMut(&Results) -> Result<()>,
@@ -42,22 +42,22 @@ pub fn all(
     let mut current = results.runs.last().cloned().unwrap_or_default();
     let (quick, before) = (current.quick, current.seconds);
     current.experiments.retain(|measured| measured.failure.is_none());
-    let is_wanted = |entry: &&Entry| {
+    let is_wanted = |entry: &&ReportEntry| {
         (only.is_empty() || only.iter().any(|name| name == entry.id))
             && !current.experiments.iter().any(|measured| measured.id == entry.id)
     };
-    let mut wanted: Vec<&Entry> = entries().into_iter().filter(is_wanted).collect();
+    let mut wanted: Vec<&ReportEntry> = entries().into_iter().filter(is_wanted).collect();
     wanted.sort_by_key(|entry| !HEADLINES.iter().any(|headline| headline.entry == entry.id));
-    let limit = if quick { QUICK } else { FULL };
+    let limit = if quick { QUICK_LIMIT } else { FULL_LIMIT };
     for (at, entry) in wanted.iter().enumerate() {
         let minutes = started.elapsed().as_secs() / 60;
-        progress::put_ahead(&format!("{} of {}, {minutes} min: ", at + 1, wanted.len()));
+        progress::set_prefix(&format!("{} of {}, {minutes} min: ", at + 1, wanted.len()));
         let measured = if started.elapsed() < limit {
-            once(entry, quick)
+            measure_entry(entry, quick)
         } else {
             let minutes = limit.as_secs() / 60;
-            let why = format!("left out: {minutes} minutes had passed; --resume measures it");
-            Measured { failure: Some(why), ..named(entry, quick) }
+            let why = format!("skipped after {minutes} minutes; --resume measures it");
+            ExperimentResult { failure: Some(why), ..empty_result(entry, quick) }
         };
         for (key, version) in &measured.versions {
             let fact = (key.clone(), version.clone());
@@ -76,64 +76,67 @@ pub fn all(
         }
         store(results)?;
     }
-    progress::put_ahead("");
+    progress::set_prefix("");
     Ok(())
 }
 
-fn words(entry: &Entry, quick: bool) -> Vec<String> {
-    let words = if quick { entry.quick } else { entry.full };
+fn arguments(entry: &ReportEntry, quick: bool) -> Vec<String> {
+    let words = if quick { entry.quick_arguments } else { entry.full_arguments };
     words.split(' ').map(str::to_owned).collect()
 }
 
 /// Returns the result of `entry` before any figures.
-fn named(entry: &Entry, quick: bool) -> Measured {
+fn empty_result(entry: &ReportEntry, quick: bool) -> ExperimentResult {
     let network = entry.network.unwrap_or_else(|| network::current().name());
-    Measured {
+    ExperimentResult {
         id: entry.id.to_owned(),
-        words: words(entry, quick),
+        words: arguments(entry, quick),
         network: network.to_owned(),
-        ..Measured::default()
+        ..ExperimentResult::default()
     }
 }
 
 /// Measures `entry`, in this process if the network is the same.
-fn once(entry: &Entry, quick: bool) -> Measured {
+fn measure_entry(entry: &ReportEntry, quick: bool) -> ExperimentResult {
     let begin = Instant::now();
-    let named = named(entry, quick);
-    let elsewhere = entry.network.is_some_and(|network| network != network::current().name());
-    let measured = if elsewhere { in_another_process(entry, quick) } else { here(entry, &named.words) };
-    let measured = measured
-        .unwrap_or_else(|failure| Measured { failure: Some(failure.to_string()), ..Measured::default() });
+    let result = empty_result(entry, quick);
+    let needs_other_network = entry.network.is_some_and(|network| network != network::current().name());
+    let measured =
+        if needs_other_network { measure_in_child(entry, quick) } else { measure_here(entry, &result.words) };
+    let measured = measured.unwrap_or_else(|failure| ExperimentResult {
+        failure: Some(failure.to_string()),
+        ..ExperimentResult::default()
+    });
     let seconds = begin.elapsed().as_secs_f64();
-    Measured { id: named.id, words: named.words, network: named.network, seconds, ..measured }
+    ExperimentResult { id: result.id, words: result.words, network: result.network, seconds, ..measured }
 }
 
-fn here(entry: &Entry, words: &[String]) -> Result<Measured> {
+fn measure_here(entry: &ReportEntry, words: &[String]) -> Result<ExperimentResult> {
     let words = std::iter::once("uncopy-bench").chain(words.iter().map(String::as_str));
     let command = Command::try_parse_from(words)
         .map_err(|error| Failure::new(error.to_string().lines().next().unwrap_or_default()))?;
     match command.run()? {
-        Outcome::Measured(figures) => Ok(collect::measured(entry.id, *figures)),
+        Outcome::Report(figures) => Ok(collect::convert(entry.id, *figures)),
         Outcome::Status(status) => {
-            Err(Failure::new(format!("it gave no figures and ended with status {status}")))
+            Err(Failure::new(format!("it gave no results and exited with status {status}")))
         }
     }
 }
 
 /// Measures `entry` over its network, in a new process, because a process has one network from its first thread on.
-fn in_another_process(entry: &Entry, quick: bool) -> Result<Measured> {
+fn measure_in_child(entry: &ReportEntry, quick: bool) -> Result<ExperimentResult> {
     let network = entry.network.unwrap_or_default();
-    let room = TemporaryDirectory::make()?;
+    let scratch = TemporaryDirectory::make()?;
     let launcher = Launcher::from_environment()?;
     let words = ["--network", network, "report", "--only", entry.id, "--out"].map(str::to_owned);
-    let mut command = launcher.bench(Side::Plain, &words);
-    command.arg(room.path());
+    let mut command = launcher.bench_command(Side::Plain, &words);
+    command.arg(scratch.path());
     if quick {
         command.arg("--quick");
     }
     let name = format!("uncopy-bench --network {network}");
-    let output = run_process(command, &name, OTHER_NETWORK)?;
-    let path = room.path().join(FILE);
+    let output = run_process(command, &name, OTHER_NETWORK_LIMIT)?;
+    let path = scratch.path().join(RESULTS_PATH);
     let text = std::fs::read_to_string(&path).doing(format_args!("{}: {}", name, output.stderr.trim()))?;
     let experiments = Results::parse(&text)?.runs.into_iter().flat_map(|run| run.experiments);
     let measured = experiments.into_iter().find(|measured| measured.id == entry.id);
@@ -141,10 +144,10 @@ fn in_another_process(entry: &Entry, quick: bool) -> Result<Measured> {
 }
 
 /// Returns the ID of the git tree of `crates` that contains this program, if there is one. It outlives the commit.
-fn tree() -> Option<String> {
+fn source_tree() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let directory = program.parent()?;
-    let git = |words: &[&str]| said(directory, words);
+    let git = |words: &[&str]| git_output(directory, words);
     let tree = git(&["rev-parse", "HEAD:crates"])?;
     let is_changed = git(&["status", "--porcelain", "--untracked-files=no", ":/crates"])
         .is_none_or(|text| !text.is_empty());
@@ -152,7 +155,7 @@ fn tree() -> Option<String> {
 }
 
 /// Returns the output of git in `directory`.
-fn said(directory: &Path, words: &[&str]) -> Option<String> {
+fn git_output(directory: &Path, words: &[&str]) -> Option<String> {
     let mut command = process::Command::new("git");
     command.arg("-C").arg(directory).args(words);
     let output = run_process(command, "git", Duration::from_secs(10)).ok()?.success("git").ok()?;

@@ -1,7 +1,10 @@
-"""A network on which packets are lost, delayed, repeated, reordered and marked: two TUN devices, one here (r0, 10.78.0.1) and one in
-another network namespace (r1, 10.78.0.2), and what goes between them. What is here forwards, and is the other's way to everywhere. Of
-what may be marked (RFC 3168), MARKED is. What happens to the packets of one direction does not depend on those of the other. Of each
-direction MAX_WAITING packets are on their way at most; more are lost. No device takes super-packets: the kernel cuts them before.
+"""Relays packets between two TUN devices, and loses, delays, duplicates, reorders and marks them.
+
+One device is in this network namespace (r0, 10.78.0.1), the other in NAMESPACE (r1, 10.78.0.2). This namespace forwards
+packets, and is the default route of the other. MARKED is the probability that a packet with ECN support gets the mark CE
+(RFC 3168). Each direction has its own random numbers, so the packets of one direction do not influence those of the
+other. At most MAX_WAITING packets of a direction are in flight; further packets are lost. The devices accept no packets
+above the MTU, so the kernel segments them first.
 
 usage: bad_relay.py NAMESPACE SEED LOSS DELAY_MS JITTER_MS DUPLICATES MARKED
 """
@@ -32,7 +35,7 @@ def device(name, address):
 
 
 def marked(packet):
-    """The packet with CE, if it is of IPv4 and may be marked."""
+    """Returns the packet with the mark CE, if it is an IPv4 packet with ECN support."""
     if packet[0] != 0x45 or packet[1] & 3 not in (1, 2):
         return packet
     changed = bytearray(packet)
@@ -57,17 +60,17 @@ def main():
     subprocess.run("ip route add default via 10.78.0.1".split(), check=True)
     print("ready", flush=True)
     ends = {here: (there, random.Random(seed)), there: (here, random.Random(seed + 1))}
-    under_way, number, waiting = [], 0, {here: 0, there: 0}
+    in_flight, number, waiting = [], 0, {here: 0, there: 0}
     while True:
         now = time.monotonic()
-        while under_way and under_way[0][0] <= now:
-            _, _, tun, packet = heapq.heappop(under_way)
+        while in_flight and in_flight[0][0] <= now:
+            _, _, tun, packet = heapq.heappop(in_flight)
             waiting[tun] -= 1
             try:
                 os.write(tun, packet)
             except (BlockingIOError, OSError):
                 pass
-        wait = max(0, under_way[0][0] - now) if under_way else None
+        wait = max(0, in_flight[0][0] - now) if in_flight else None
         for tun in select.select([here, there], [], [], wait)[0]:
             onto, choose = ends[tun]
             try:
@@ -81,7 +84,7 @@ def main():
                             late = (delay_ms + choose.random() * jitter_ms) / 1000
                             number += 1
                             waiting[onto] += 1
-                            heapq.heappush(under_way, (time.monotonic() + late, number, onto, packet))
+                            heapq.heappush(in_flight, (time.monotonic() + late, number, onto, packet))
             except BlockingIOError:
                 pass
 

@@ -1,9 +1,9 @@
-//! The loop that keeps a processor awake, as a process of its own; for the reason see [`crate::kit::quiet`].
+//! The loop that keeps a processor awake, as a process of its own; for the reason see [`crate::kit::noise`].
 
 use clap::Args;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal, setsid};
 
-use crate::kit::quiet::SESSION;
+use crate::kit::noise::AUTOGROUP_FILE;
 use crate::kit::{Experiment, Failure, Outcome, Result, While, processors};
 
 /// Nice value of an idle loop's session.
@@ -27,13 +27,13 @@ impl Experiment for IdleLoop {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL)).doing(what)?;
         if getppid() != parent {
-            return Err(Failure::new("the program that wanted an idle loop has ended"));
+            return Err(Failure::new("the program that started the idle loop has ended"));
         }
         // In its parent's session, the loop would get as much time as all other programs there.
         setsid().doing(what)?;
-        let _ = std::fs::write(SESSION, NICE.to_string());
-        processors::be_idle().doing(what)?;
-        processors::bind_to(Some(processors::only(self.processor)))?;
+        let _ = std::fs::write(AUTOGROUP_FILE, NICE.to_string());
+        processors::set_idle_priority().doing(what)?;
+        processors::bind_thread(Some(processors::single(self.processor)))?;
         loop {
             std::hint::spin_loop();
         }

@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(4);
 /// A thread that trims the long files of one directory until this is dropped.
 #[derive(Debug)]
 pub struct LogTrimmer {
-    ending: Arc<AtomicBool>,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,12 +42,12 @@ impl LogTrimmer {
                 OpenOptions::new().write(true).open(path).doing(format_args!("opening {}", path.display()))
             })
             .collect::<Result<_>>()?;
-        let ending = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&ending);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&stopping);
         let others = processors::of_clients(processors::ONE_THREAD);
         let trim = move || {
             // On the server's processor, the thread would take the server's time.
-            let _ = processors::bind_to(others);
+            let _ = processors::bind_thread(others);
             while !ended.load(Ordering::Acquire) {
                 for file in &files {
                     trim_past(file, LIMIT_BYTES);
@@ -60,13 +60,13 @@ impl LogTrimmer {
             }
         };
         let thread = std::thread::Builder::new().name("log trimmer".to_owned()).spawn(trim);
-        Ok(Self { ending, thread: Some(thread.doing("starting a thread")?) })
+        Ok(Self { stopping, thread: Some(thread.doing("starting a thread")?) })
     }
 }
 
 impl Drop for LogTrimmer {
     fn drop(&mut self) {
-        self.ending.store(true, Ordering::Release);
+        self.stopping.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

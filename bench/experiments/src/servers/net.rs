@@ -13,9 +13,9 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use crate::kit::side::ApiCopies;
-use crate::kit::traffic::Load;
+use crate::kit::traffic::LoadResult;
 use crate::kit::{
-    Failure, Launcher, Result, Running, Sample, Server, Side, TemporaryDirectory, network, processors,
+    Failure, Launcher, Result, RunningServer, Sample, Server, Side, TemporaryDirectory, network, processors,
     start_server,
 };
 
@@ -30,7 +30,7 @@ const READY: &str = "run programs by";
 const PORT_ATTEMPTS: usize = 3;
 
 /// Number of services so far: each gets a device and a network of its own.
-static MADE: AtomicU8 = AtomicU8::new(0);
+static SERVICES_STARTED: AtomicU8 = AtomicU8::new(0);
 
 /// A service that is ready for programs.
 #[derive(Debug)]
@@ -45,25 +45,25 @@ impl Service {
     /// # Errors
     /// [`crate::kit::Failure`] with the service's last output when it is not ready in time.
     pub fn start(launcher: &Launcher, copies: ApiCopies) -> Result<Self> {
-        Self::start_by(launcher, copies, |command, _| Ok(command))
+        Self::start_with(launcher, copies, |command, _| Ok(command))
     }
 
     /// Starts a service by the command that `by` makes of the plain one and its directory.
-    fn start_by(
+    fn start_with(
         launcher: &Launcher,
         copies: ApiCopies,
         by: impl FnOnce(Command, &TemporaryDirectory) -> Result<Command>,
     ) -> Result<Self> {
         // Networks of 198.18.0.0/15 after that of the veth pair; a device is gone long before its number is reused.
-        let number = MADE.fetch_add(1, Ordering::Relaxed) % 250 + 1;
+        let number = SERVICES_STARTED.fetch_add(1, Ordering::Relaxed) % 250 + 1;
         let host = Ipv4Addr::new(198, 18, number, 2);
         let directory = TemporaryDirectory::make_in(Path::new(PARENT))?;
-        let mut command = launcher.net();
+        let mut command = launcher.net_command();
         command.args(["--tun", &format!("uncopy{number}"), "--address", &format!("{host}/30")]);
         let copies = if copies == ApiCopies::Make { "make" } else { "elide" };
-        command.args(["--api-copies", copies, "--socket"]).arg(control(&directory));
+        command.args(["--api-copies", copies, "--socket"]).arg(control_path(&directory));
         let mut command = by(command, &directory)?;
-        processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
+        processors::bind_command(&mut command, processors::of_server(processors::ONE_THREAD));
         let mut server = Server::start(command, "uncopy net", directory)?;
         server.wait_until("begin", |server| server.stderr_text().contains(READY))?;
         Ok(Self { server, host })
@@ -84,18 +84,18 @@ impl Service {
     /// Returns the path of the service's control socket.
     #[must_use]
     pub fn control(&self) -> PathBuf {
-        control(self.server.directory())
+        control_path(self.server.directory())
     }
 }
 
-fn control(directory: &TemporaryDirectory) -> PathBuf {
+fn control_path(directory: &TemporaryDirectory) -> PathBuf {
     directory.join("net/control")
 }
 
 /// A server with its clients, and the service of its connections.
-struct Served<'a> {
+struct ServiceServer<'a> {
     // Dropped in this order, so that the server ends before its service.
-    running: Box<dyn Running + 'a>,
+    running: Box<dyn RunningServer + 'a>,
     service: Service,
 }
 
@@ -103,28 +103,28 @@ struct Served<'a> {
 ///
 /// # Errors
 /// The errors of `start` and of starting the service.
-pub fn served<'a>(
+pub fn start_behind_service<'a>(
     launcher: &Launcher,
     side: Side,
     by: impl FnOnce(Command, &TemporaryDirectory) -> Result<Command>,
-    start: impl FnOnce(&Launcher, Place) -> Result<Box<dyn Running + 'a>>,
-) -> Result<Box<dyn Running + 'a>> {
-    let Some(copies) = side.service() else { return start(launcher, Place::Kernel) };
-    let service = Service::start_by(launcher, copies, by)?;
-    let running = start(&launcher.served_by(&service.control()), Place::Service(service.host))?;
-    Ok(Box::new(Served { running, service }))
+    start: impl FnOnce(&Launcher, TcpStack) -> Result<Box<dyn RunningServer + 'a>>,
+) -> Result<Box<dyn RunningServer + 'a>> {
+    let Some(copies) = side.service() else { return start(launcher, TcpStack::Kernel) };
+    let service = Service::start_with(launcher, copies, by)?;
+    let running = start(&launcher.with_service(&service.control()), TcpStack::Service(service.host))?;
+    Ok(Box::new(ServiceServer { running, service }))
 }
 
 /// The network location of a server.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum TcpStack {
     /// The servers' network namespace, with the kernel's TCP.
     Kernel,
     /// User-level TCP of the service at this address.
     Service(Ipv4Addr),
 }
 
-impl Place {
+impl TcpStack {
     /// Returns the address that the server listens on.
     #[must_use]
     pub fn host(self) -> Ipv4Addr {
@@ -157,17 +157,17 @@ impl Place {
     }
 }
 
-/// Runs `start` with a free address of `place`, and again if another program took the port in between.
+/// Runs `start` with a free address of `stack`, and again if another program took the port in between.
 ///
 /// # Errors
 /// The errors of the last `start`.
 pub fn on_free_port<T>(
-    place: Place,
+    stack: TcpStack,
     mut start: impl FnMut(SocketAddr) -> Result<T>,
 ) -> Result<(T, SocketAddr)> {
     let mut outcome = Err(Failure::new("it was not started"));
     for _ in 0..PORT_ATTEMPTS {
-        let address = place.free_address()?;
+        let address = stack.free_address()?;
         outcome = start(address).map(|started| (started, address));
         match &outcome {
             Err(failure) if failure.to_string().to_lowercase().contains("address already in use") => {}
@@ -177,12 +177,12 @@ pub fn on_free_port<T>(
     outcome
 }
 
-impl Running for Served<'_> {
+impl RunningServer for ServiceServer<'_> {
     fn server(&mut self) -> &mut Server {
         self.running.server()
     }
 
-    fn beside(&self) -> Vec<Pid> {
+    fn service_pids(&self) -> Vec<Pid> {
         vec![self.service.pid()]
     }
 
@@ -190,11 +190,11 @@ impl Running for Served<'_> {
         self.running.clients_cpu_ns()
     }
 
-    fn prepare(&mut self, duration: Duration) -> Result<u64> {
-        self.running.prepare(duration)
+    fn warm_up(&mut self, duration: Duration) -> Result<u64> {
+        self.running.warm_up(duration)
     }
 
-    fn load(&mut self, duration: Duration) -> Result<Load> {
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
         self.running.load(duration)
     }
 
@@ -210,8 +210,8 @@ impl Running for Served<'_> {
         self.running.notes()
     }
 
-    fn complete(&mut self, end: &mut Sample) {
-        self.running.complete(end);
+    fn add_final_figures(&mut self, end: &mut Sample) {
+        self.running.add_final_figures(end);
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -33,10 +33,10 @@ pub struct Peer {
     /// Send until the other end closes
     #[arg(long)]
     pub send: bool,
-    /// Receive for so long, and tell how many bytes came
+    /// Receive for this long, and print the number of bytes
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "send")]
     pub receive: Option<Duration>,
-    /// Greet so many connections, and leave them alone until the last one ends
+    /// Greet this number of connections, and keep them open until the last one ends
     #[arg(long, value_name = "N", default_value = "1")]
     pub hold: usize,
 }
@@ -51,19 +51,19 @@ impl Experiment for Peer {
         use_cubic(&listener)?;
         println!("listening {}", listener.local_addr().doing("listening")?.port());
         if self.send {
-            send(&accepted(&listener)?)?;
+            send(&accept_one(&listener)?)?;
         } else if let Some(duration) = self.receive {
-            println!("received {}", receive(&accepted(&listener)?, duration)?);
+            println!("received {}", receive(&accept_one(&listener)?, duration)?);
         } else {
-            let mut held = Vec::new();
+            let mut connections = Vec::new();
             for _ in 0..self.hold {
-                let mut connection = accepted(&listener)?;
+                let mut connection = accept_one(&listener)?;
                 let mut greeting = [0; GREETING_BYTES];
-                connection.read_exact(&mut greeting).doing("being greeted")?;
+                connection.read_exact(&mut greeting).doing("waiting for the greeting")?;
                 connection.write_all(&greeting).doing("greeting")?;
-                held.push(connection);
+                connections.push(connection);
             }
-            if let Some(mut last) = held.last() {
+            if let Some(mut last) = connections.last() {
                 let _ = last.read(&mut [0]);
             }
         }
@@ -80,9 +80,9 @@ pub fn use_cubic(socket: impl std::os::fd::AsFd) -> Result<()> {
 }
 
 /// Accepts the next connection within [`TIMEOUT`].
-fn accepted(listener: &TcpListener) -> Result<TcpStream> {
+fn accept_one(listener: &TcpListener) -> Result<TcpStream> {
     if !wait::until_readable(listener, Some(TIMEOUT)).doing("waiting for a connection")? {
-        return Err(Failure::new("nobody has connected"));
+        return Err(Failure::new("no connection arrived in time"));
     }
     Ok(listener.accept().doing("accepting")?.0)
 }
@@ -91,17 +91,17 @@ fn accepted(listener: &TcpListener) -> Result<TcpStream> {
 ///
 /// # Errors
 /// [`Failure`] for any other line.
-pub fn address(host: Ipv4Addr, line: &str) -> Result<SocketAddr> {
-    number(line, "listening ").map(|port: u16| SocketAddr::from((host, port)))
+pub fn parse_address(host: Ipv4Addr, line: &str) -> Result<SocketAddr> {
+    parse_number(line, "listening ").map(|port: u16| SocketAddr::from((host, port)))
 }
 
 /// Returns the number after `begin` in a line of a peer.
 ///
 /// # Errors
 /// [`Failure`] for any other line.
-pub fn number<T: std::str::FromStr>(line: &str, begin: &str) -> Result<T> {
+pub fn parse_number<T: std::str::FromStr>(line: &str, begin: &str) -> Result<T> {
     let number = line.strip_prefix(begin).and_then(|number| number.trim().parse().ok());
-    number.ok_or_else(|| Failure::new(format!("the peer wrote \"{}\"", line.escape_debug())))
+    number.ok_or_else(|| Failure::new(format!("unexpected output of the peer: \"{}\"", line.escape_debug())))
 }
 
 /// Buffer with the current block of a stream.
@@ -112,7 +112,7 @@ impl Blocks {
         Self(Random::new(19).bytes(BLOCK_BYTES))
     }
 
-    fn get(&mut self, number: u64) -> &[u8] {
+    fn numbered(&mut self, number: u64) -> &[u8] {
         self.0[..STAMP_BYTES].copy_from_slice(&number.to_le_bytes());
         &self.0
     }
@@ -126,7 +126,7 @@ pub fn send(mut stream: &TcpStream) -> Result<()> {
     stream.set_write_timeout(Some(TIMEOUT)).doing("sending")?;
     let mut blocks = Blocks::new();
     for number in 0.. {
-        match stream.write_all(blocks.get(number)) {
+        match stream.write_all(blocks.numbered(number)) {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => break,
             sent => sent.doing("sending")?,
         }
@@ -141,18 +141,18 @@ pub fn send(mut stream: &TcpStream) -> Result<()> {
 pub fn receive(mut stream: &TcpStream, duration: Duration) -> Result<u64> {
     stream.set_read_timeout(Some(TICK)).doing("receiving")?;
     let mut blocks = Blocks::new();
-    let (mut room, mut filled, mut number) = (vec![0; BLOCK_BYTES], 0, 0);
+    let (mut buffer, mut filled, mut number) = (vec![0; BLOCK_BYTES], 0, 0);
     let begin = Instant::now();
     while begin.elapsed() < duration {
-        match stream.read(&mut room[filled..]) {
-            Ok(0) => return Err(Failure::new("the stream has ended too early")),
+        match stream.read(&mut buffer[filled..]) {
+            Ok(0) => return Err(Failure::new("the stream ended too early")),
             Ok(got) => filled += got,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(Failure::while_doing("receiving", &error)),
         }
         if filled == BLOCK_BYTES {
-            let expected = blocks.get(number);
-            compare(expected, &room)
+            let expected = blocks.numbered(number);
+            compare(expected, &buffer)
                 .map_err(|mismatch| Failure::new(format!("wrong block {number}: {mismatch}")))?;
             (number, filled) = (number + 1, 0);
         }
@@ -187,10 +187,10 @@ mod tests {
     }
 
     #[test]
-    fn only_its_own_line_gives_a_number() {
-        assert_eq!(address(Ipv4Addr::LOCALHOST, "listening 7000").expect("an address").port(), 7000);
+    fn only_the_peers_own_line_gives_a_number() {
+        assert_eq!(parse_address(Ipv4Addr::LOCALHOST, "listening 7000").expect("an address").port(), 7000);
         for line in ["", "listening", "listening 70000", "received 5"] {
-            assert!(address(Ipv4Addr::LOCALHOST, line).is_err(), "{line}");
+            assert!(parse_address(Ipv4Addr::LOCALHOST, line).is_err(), "{line}");
         }
     }
 }

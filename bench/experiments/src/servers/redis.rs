@@ -11,12 +11,12 @@ use uncopy_testbed::servers::{Redis, Service};
 
 use crate::clients::records::{Clients, Workload};
 use crate::kit::processes::process::TIMEOUT;
-use crate::kit::traffic::Load;
+use crate::kit::traffic::LoadResult;
 use crate::kit::{
-    Failure, Launcher, Result, Running, Server, Side, TemporaryDirectory, processors, start_server,
+    Failure, Launcher, Result, RunningServer, Server, Side, TemporaryDirectory, processors, start_server,
 };
 use crate::servers::log_trimmer::LogTrimmer;
-use crate::servers::net::{Place, on_free_port};
+use crate::servers::net::{TcpStack, on_free_port};
 
 /// Maximum time for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ pub enum AppendOnly<'a> {
     /// An append-only file that is never synced, and kept short by a [`LogTrimmer`].
     Trimmed,
     /// An append-only file in a directory below this one, synced by this policy (`appendfsync`), and bounded by
-    /// [`RedisServer::rewrite_past`].
+    /// [`RedisServer::rewrite_log_above`].
     Synced(&'static str, &'a Path),
 }
 
@@ -49,9 +49,9 @@ impl RedisServer {
     ///
     /// # Errors [`Failure`] when the program cannot be started or does not answer in time.
     pub fn start(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
-        Self::start_by(AppendOnly::Trimmed, |arguments, directory| {
+        Self::start_with(AppendOnly::Trimmed, |arguments, directory| {
             let mut command = launcher.command(side, program.as_os_str(), arguments);
-            processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
+            processors::bind_command(&mut command, processors::of_server(processors::ONE_THREAD));
             start_server(command, "redis-server", directory)
         })
     }
@@ -60,23 +60,23 @@ impl RedisServer {
     ///
     /// # Errors
     /// [`Failure`] when Redis cannot be started or does not answer in time.
-    pub fn start_by(
+    pub fn start_with(
         append_only: AppendOnly<'_>,
         start: impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
-        Self::start_at(Place::Kernel, append_only, start)
+        Self::start_at(TcpStack::Kernel, append_only, start)
     }
 
-    /// [`RedisServer::start_by`] for a server at `place`.
+    /// [`RedisServer::start_with`] for a server at `stack`.
     ///
     /// # Errors
-    /// The errors of [`RedisServer::start_by`].
+    /// The errors of [`RedisServer::start_with`].
     pub fn start_at(
-        place: Place,
+        stack: TcpStack,
         append_only: AppendOnly<'_>,
         mut start: impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
-        on_free_port(place, |address| Self::start_once(address, append_only, &mut start))
+        on_free_port(stack, |address| Self::start_once(address, append_only, &mut start))
             .map(|(redis, _)| redis)
     }
 
@@ -119,14 +119,14 @@ impl RedisServer {
     ///
     /// # Errors
     /// [`Failure`] when the file is still longer after the timeout.
-    pub fn rewrite_past(&self, limit_bytes: u64) -> Result<()> {
+    pub fn rewrite_log_above(&self, limit_bytes: u64) -> Result<()> {
         if self.log_bytes() <= limit_bytes {
             return Ok(());
         }
         self.connect()?.rewrite_log()?;
         let is_short = || (self.log_bytes() <= limit_bytes).then_some(());
         wait_until(TIMEOUT, is_short)
-            .ok_or_else(|| Failure::new("redis-server did not write its append-only file anew"))
+            .ok_or_else(|| Failure::new("redis-server did not rewrite its append-only file"))
     }
 
     /// Returns `failure` with the last line of the server's log.
@@ -167,14 +167,14 @@ impl RedisServer {
 }
 
 /// A Redis with its clients, each with a request in flight.
-pub struct Serving {
+pub struct LoadedRedis {
     // Dropped in this order: the connections end before the server.
     clients: Clients,
     redis: RedisServer,
     max_log_bytes: Option<u64>,
 }
 
-impl Serving {
+impl LoadedRedis {
     /// Connects `connections` clients to `redis`, which run `workload` with values of `size_bytes`.
     ///
     /// # Errors
@@ -191,23 +191,23 @@ impl Serving {
 
     /// Makes the server rewrite its append-only file between two rounds if it is longer than `max_log_bytes`.
     #[must_use]
-    pub fn rewriting_past(self, max_log_bytes: u64) -> Self {
+    pub fn with_log_limit(self, max_log_bytes: u64) -> Self {
         Self { max_log_bytes: Some(max_log_bytes), ..self }
     }
 }
 
-impl Running for Serving {
+impl RunningServer for LoadedRedis {
     fn server(&mut self) -> &mut Server {
         self.redis.server()
     }
 
-    fn load(&mut self, duration: Duration) -> Result<Load> {
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
         self.clients.load(duration, processors::of_clients(processors::ONE_THREAD))
     }
 
     fn reconnect(&mut self) -> Result<()> {
         if let Some(max_log_bytes) = self.max_log_bytes {
-            self.redis.rewrite_past(max_log_bytes)?;
+            self.redis.rewrite_log_above(max_log_bytes)?;
         }
         self.clients.reconnect()
     }

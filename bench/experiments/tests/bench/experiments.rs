@@ -41,8 +41,9 @@ impl Scratch {
         let plot = self.0.join("plot.svg");
         let form = ["--json", "--svg", plot.to_str().expect("UTF-8")];
         let output = self.bench(&[words, &form].concat());
-        let (text, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.status.code(), Some(0), "{words:?}: {told}{text}");
+        let (text, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {stderr}{text}");
         let json: Value = serde_json::from_str(&text).expect("JSON");
         assert!(json["machine"]["kernel"].is_string(), "{json:#}");
         for comparison in comparisons(&json) {
@@ -120,7 +121,7 @@ fn sizes_measures_each_length() {
 }
 
 #[test]
-fn threads_tells_how_each_side_scales() {
+fn threads_reports_the_scaling_of_each_side() {
     let scratch = Scratch::new();
     let (json, _) =
         scratch.experiment(&[&["echo", "threads", "--size=65536", "--sides=uncopy"], &SHORT[..]].concat());
@@ -170,7 +171,7 @@ fn checksum_verifies_what_the_server_stored() {
 }
 
 #[test]
-fn tracking_keeps_as_many_views_alive_as_it_says() {
+fn tracking_keeps_the_stated_number_of_views_alive() {
     let scratch = Scratch::new();
     let (json, _) = scratch.experiment(&["tracking", "--views=10,3000", "--calls=100", "--rounds=1"]);
     assert_eq!(titles(&json), ["copy of 4 KiB, 10 views", "copy of 4 KiB, 3000 views"]);
@@ -230,7 +231,7 @@ fn small_measures_every_row() {
 }
 
 #[test]
-fn memcached_compares_twin_memory_with_memcached_as_it_is() {
+fn memcached_compares_twin_memory_with_plain_memcached() {
     let scratch = Scratch::new();
     let words = [&["memcached", "--sizes=100,70000"], &SHORT[..]].concat();
     if !["memcached-plain", "memcached-twin"].iter().all(|name| program().with_file_name(name).is_file()) {
@@ -238,7 +239,7 @@ fn memcached_compares_twin_memory_with_memcached_as_it_is() {
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&output.stderr).contains("run make memcached first"));
         eprintln!(
-            "skipped: experiments::memcached_compares_twin_memory_with_memcached_as_it_is: run make memcached first"
+            "skipped: experiments::memcached_compares_twin_memory_with_plain_memcached: run make memcached first"
         );
         return;
     }
@@ -295,9 +296,9 @@ fn store_finds_in_files_what_was_appended_and_synced() {
 fn files_in_memory_are_not_synced() {
     let scratch = Scratch::new();
     let output = scratch.bench(&["store", "append", "--quick", "--dir=/dev/shm"]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.starts_with("uncopy: /dev/shm ") && told.contains("--dir"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("uncopy: /dev/shm ") && stderr.contains("--dir"), "{stderr}");
 }
 
 #[test]
@@ -336,9 +337,9 @@ fn a_plot_that_cannot_be_written_fails_the_command() {
     let words =
         ["echo", "copies", "--copies=0", "--size=1000", "--sides=plain", "--svg=/nonexistent/plot.svg"];
     let output = scratch.bench(&[&words[..], &SHORT].concat());
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("uncopy: writing /nonexistent/plot.svg: "), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("uncopy: writing /nonexistent/plot.svg: "), "{stderr}");
 }
 
 #[test]

@@ -31,8 +31,8 @@ impl Project {
     fn check(&self, words: &[&str]) -> (bool, String) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/check-figures");
         let output = Command::new("python3").arg(script).args(words).arg(&self.0).output().expect("python3");
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+        let printed = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&printed).into_owned())
     }
 
     fn readme(&self) -> String {
@@ -48,13 +48,13 @@ impl Drop for Project {
 
 #[test]
 fn documents_that_agree_with_the_results_pass() {
-    let (good, said) = Project::new("good", GOOD).check(&[]);
-    assert!(good, "{said}");
+    let (good, printed) = Project::new("good", GOOD).check(&[]);
+    assert!(good, "{printed}");
 }
 
 #[test]
-fn each_figure_that_is_not_in_the_named_results_is_told() {
-    for (name, from, to, told) in [
+fn each_figure_missing_from_the_named_results_is_reported() {
+    for (name, from, to, expected) in [
         (
             "other",
             "it is 1.94 times",
@@ -74,8 +74,8 @@ fn each_figure_that_is_not_in_the_named_results_is_told() {
     ] {
         let text = GOOD.replacen(from, to, 1);
         assert_ne!(text, GOOD, "{name}");
-        let (good, said) = Project::new(name, &text).check(&[]);
-        assert!(!good && said.contains(told), "{name}: {said}");
+        let (good, printed) = Project::new(name, &text).check(&[]);
+        assert!(!good && printed.contains(expected), "{name}: {printed}");
     }
 }
 
@@ -96,25 +96,25 @@ fn the_tree_of_the_results_is_that_of_a_commit() {
     std::fs::write(project.0.join("crates/source"), "of the figures").expect("a source");
     git(&["add", "crates"]);
     git(&["commit", "-q", "-m", "Sources"]);
-    let (good, said) = project.check(&[]);
-    assert!(!good && said.contains(&format!("no commit of HEAD's has the tree {TREE}")), "{said}");
+    let (good, printed) = project.check(&[]);
+    assert!(!good && printed.contains(&format!("no commit of HEAD's has the tree {TREE}")), "{printed}");
     let tree = git(&["rev-parse", "HEAD:crates"]);
     std::fs::write(project.0.join("docs/results.md"), format!("Made from tree {tree}.\n")).expect("the page");
     git(&["commit", "-q", "--allow-empty", "-m", "Something else"]);
-    let (good, said) = project.check(&[]);
-    assert!(good, "{said}");
+    let (good, printed) = project.check(&[]);
+    assert!(good, "{printed}");
 }
 
 #[test]
 fn results_without_a_tree_or_with_changes_on_top_of_one_are_refused() {
-    for (name, page, told) in [
+    for (name, page, expected) in [
         ("none", "Made by hand.\n".to_owned(), "does not name the one tree"),
         ("changed", format!("Made from tree {TREE}+.\n"), "with changes that are in no commit"),
     ] {
         let project = Project::new(name, GOOD);
         std::fs::write(project.0.join("docs/results.md"), page).expect("the page");
-        let (good, said) = project.check(&[]);
-        assert!(!good && said.contains(told), "{said}");
+        let (good, printed) = project.check(&[]);
+        assert!(!good && printed.contains(expected), "{printed}");
     }
 }
 

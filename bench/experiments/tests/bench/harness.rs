@@ -11,7 +11,7 @@ pub fn scratch() -> TemporaryDirectory {
 }
 
 /// Measures `cases` as briefly as possible, and asserts that each is verified under every side.
-pub fn verified(cases: &[&str]) {
+pub fn expect_verified(cases: &[&str]) {
     let mut command = limited(300);
     command
         .arg(program())
@@ -21,8 +21,8 @@ pub fn verified(cases: &[&str]) {
         .arg("--sides=uncopy,always")
         .args(cases);
     let output = run(&mut command, &scratch());
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}{}", String::from_utf8_lossy(&output.stdout));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}{}", String::from_utf8_lossy(&output.stdout));
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let comparisons = json["comparisons"].as_array().expect("comparisons");
     assert!(comparisons.len() >= cases.len(), "{json:#}");

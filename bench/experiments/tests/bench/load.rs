@@ -24,7 +24,7 @@ fn json(output: &Output) -> Value {
 }
 
 /// Asserts that every way delivers verified bytes over `network` at each of these rates.
-fn loads(network: &str, rates: &[u32]) {
+fn expect_loads(network: &str, rates: &[u32]) {
     // A rate may be 0: the host may stop the machine, or soakers of other tests may hold the processors, for longer
     // than a slice. Verified bytes are those of the whole connection.
     let given: Vec<String> = rates.iter().map(u32::to_string).collect();
@@ -47,7 +47,7 @@ fn loads(network: &str, rates: &[u32]) {
 
 #[test]
 fn every_way_delivers_verified_bytes_while_soakers_soak() {
-    loads("loopback", if test_size() < 10 { &[2000] } else { &[92, 2000] });
+    expect_loads("loopback", if test_size() < 10 { &[2000] } else { &[92, 2000] });
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn every_way_delivers_verified_bytes_across_a_link() {
         eprintln!("skipped: load::every_way_delivers_verified_bytes_across_a_link: it needs root");
         return;
     }
-    loads("veth-1500", &[92, 2000]);
+    expect_loads("veth-1500", &[92, 2000]);
 }
 
 #[test]
@@ -84,15 +84,15 @@ fn a_loads_table_and_plot_have_each_way() {
 }
 
 #[test]
-fn a_measured_command_is_left_as_it_is() {
+fn a_measured_command_runs_unchanged() {
     let words =
         ["load", "--seconds=0.05", "--json", "--", "sh", "-c", "echo \"its $1\"; exit 7", "name", "output"];
     let output = bench(&words);
     assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "its output\n");
-    let told: Value = serde_json::from_str(&text(&output.stderr)).expect("JSON");
-    assert_eq!(told["exit_status"], 7);
-    assert!(told["getrusage_user_s"].is_number() && told["elapsed_s"].as_f64() > Some(0.0), "{told:#}");
+    let report: Value = serde_json::from_str(&text(&output.stderr)).expect("JSON");
+    assert_eq!(report["exit_status"], 7);
+    assert!(report["getrusage_user_s"].is_number() && report["elapsed_s"].as_f64() > Some(0.0), "{report:#}");
     let words = ["load", "--seconds=0.05", "--", "sh", "-c", "kill -9 $$"];
     assert_eq!(bench(&words).status.code(), Some(128 + 9));
     let output = bench(&["load", "--seconds=0.05", "--", "/nonexistent/command"]);

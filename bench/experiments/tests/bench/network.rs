@@ -11,7 +11,7 @@ use crate::command::{self, build_tmp, limited, program, scratch_in};
 
 /// Counts network namespaces that a process is in, has a descriptor of, or has mounted, and devices. The shell itself
 /// accounts for one namespace and one loopback device.
-const LOOK: &str = "
+const COUNT_LEFTOVERS: &str = "
 namespaces=$(readlink /proc/[0-9]*/ns/net /proc/[0-9]*/fd/* | grep '^net:' | sort -u | wc -l)
 mounted=$(grep -c nsfs /proc/self/mountinfo)
 devices=$(grep -c : /proc/self/net/dev)
@@ -28,15 +28,18 @@ fn run(test: &str, script: &str) -> Option<Output> {
     command
         .args(["unshare", "--fork", "--pid", "--mount-proc", "--net", "sh", "-c"])
         // `uncopy run` removes files of invisible processes from /dev/shm: outside ones are not visible here.
-        .arg(format!("mount -t tmpfs none /dev/shm\nbench='{}'\n{script}\n{LOOK}", program().display()));
+        .arg(format!(
+            "mount -t tmpfs none /dev/shm\nbench='{}'\n{script}\n{COUNT_LEFTOVERS}",
+            program().display()
+        ));
     let output = command::run(&mut command, &scratch_in(build_tmp()));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("left: 1 namespaces, 0 mounted, 1 devices"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("left: 1 namespaces, 0 mounted, 1 devices"), "{stderr}");
     Some(output)
 }
 
 #[test]
-fn bytes_that_crossed_a_link_are_verified_and_the_link_goes() {
+fn bytes_across_a_veth_pair_are_verified_and_the_pair_is_removed() {
     for network in ["veth-1500", "veth-9000"] {
         let short = "echo copies --copies=1 --size=100000 --processes=1 --rounds=1 --seconds=0.01 --keep-disturbed --sides=uncopy --json";
         let script = format!("$bench {short} --network {network}");
@@ -53,7 +56,7 @@ fn bytes_that_crossed_a_link_are_verified_and_the_link_goes() {
 }
 
 #[test]
-fn a_user_level_tcp_is_measured_beside_the_kernels_and_its_devices_go() {
+fn a_user_level_tcp_is_measured_beside_the_kernels_and_its_devices_are_removed() {
     let short = "net echo receive redis --quick --copies=1 --sizes=100000 --values=70000 --processes=1 --rounds=1 \
                  --seconds=0.01 --warm-up=0.4 --keep-disturbed --json";
     let Some(output) = run("net", &format!("$bench {short}")) else { return };
@@ -167,10 +170,10 @@ echo ended with $?";
 }
 
 #[test]
-fn who_is_not_root_is_told_what_to_do() {
+fn users_other_than_root_get_the_command_to_run() {
     if !rustix::process::geteuid().is_root() {
         eprintln!(
-            "skipped: network::who_is_not_root_is_told_what_to_do: it needs root to become somebody else"
+            "skipped: network::users_other_than_root_get_the_command_to_run: it needs root to become somebody else"
         );
         return;
     }
@@ -181,9 +184,9 @@ fn who_is_not_root_is_told_what_to_do() {
         .output()
         .expect("setpriv runs");
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
-        told.starts_with("uncopy: --network veth-9000 needs root") && told.contains("loopback"),
-        "{told}"
+        stderr.starts_with("uncopy: --network veth-9000 needs root") && stderr.contains("loopback"),
+        "{stderr}"
     );
 }

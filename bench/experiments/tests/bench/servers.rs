@@ -11,56 +11,56 @@ use uncopy_testbed::Process;
 use uncopy_testbed::network::wait_until;
 
 use crate::command::{expect_empty, program};
-use crate::harness::{scratch, verified};
+use crate::harness::{expect_verified, scratch};
 
 #[test]
 #[ignore = "for make test-all: e2e/nginx.rs compares every byte of the same server"]
 fn nginx_delivers_files_and_what_it_is_a_proxy_of() {
-    verified(&["nginx-static", "nginx-proxied"]);
+    expect_verified(&["nginx-static", "nginx-proxied"]);
 }
 
 #[test]
-fn apache_delivers_files_and_what_it_is_a_proxy_of() {
-    verified(&["apache-static", "apache-proxied"]);
+fn apache_delivers_files_and_proxied_answers() {
+    expect_verified(&["apache-static", "apache-proxied"]);
 }
 
 #[test]
 fn lighttpd_delivers_files() {
-    verified(&["lighttpd"]);
+    expect_verified(&["lighttpd"]);
 }
 
 #[test]
 #[ignore = "for make test-all: e2e/haproxy.rs compares every byte of the same server"]
 fn haproxy_passes_bodies_on() {
-    verified(&["haproxy"]);
+    expect_verified(&["haproxy"]);
 }
 
 #[test]
 #[ignore = "for make test-all: e2e/varnish.rs compares every byte of the same server"]
 fn varnish_delivers_what_it_keeps() {
-    verified(&["varnish"]);
+    expect_verified(&["varnish"]);
 }
 
 #[test]
-fn squid_delivers_what_it_keeps() {
-    verified(&["squid"]);
+fn squid_delivers_cached_files() {
+    expect_verified(&["squid"]);
 }
 
 #[test]
 fn socat_and_stunnel_pass_messages_on() {
-    verified(&["socat", "socat-short", "stunnel"]);
+    expect_verified(&["socat", "socat-short", "stunnel"]);
 }
 
 #[test]
 #[ignore = "for make test-all: e2e/icecast.rs compares every byte of the same server"]
 fn icecast_sends_a_file_to_listeners() {
-    verified(&["icecast-file"]);
+    expect_verified(&["icecast-file"]);
 }
 
 #[test]
 #[ignore = "for make test-all: a minute of two processors"]
 fn icecast_relays_a_stream_to_listeners() {
-    verified(&["icecast-relay"]);
+    expect_verified(&["icecast-relay"]);
 }
 
 /// Returns the processes whose working directory is below `directory`, even if that was removed.
@@ -73,7 +73,7 @@ fn working_in(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Interrupts the measurement of `case` once it has `processes` processes.
-fn interrupted(case: &str, processes: usize) {
+fn interrupt_case(case: &str, processes: usize) {
     const LIMIT: Duration = Duration::from_secs(60);
     let scratch = scratch();
     let mut command = Command::new(program());
@@ -98,15 +98,15 @@ fn interrupted(case: &str, processes: usize) {
 
 #[test]
 fn an_interrupted_varnish_leaves_neither_manager_nor_worker_nor_origin() {
-    interrupted("varnish", 3);
+    interrupt_case("varnish", 3);
 }
 
 #[test]
 fn an_interrupted_relay_leaves_no_icecast() {
-    interrupted("icecast-relay", 1);
+    interrupt_case("icecast-relay", 1);
 }
 
 #[test]
 fn an_interrupted_proxy_leaves_neither_it_nor_its_origin() {
-    interrupted("nginx-proxied", 2);
+    interrupt_case("nginx-proxied", 2);
 }

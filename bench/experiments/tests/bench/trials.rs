@@ -23,8 +23,8 @@ fn what_uncopy_says_it_saves_is_what_two_processes_show() {
         "--json",
     ];
     let output = limited(240).arg(program()).args(words).output().expect("timeout runs");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let (mut saving, mut logarithms) = (0, [0.0; 3]);
     let processes = json["comparisons"][0]["samples"].as_array().expect("processes");

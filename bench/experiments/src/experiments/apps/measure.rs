@@ -6,21 +6,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use uncopy_testbed::nobody::SETPRIV;
 
+use crate::apps::environment::{Environment, Unprivileged, Wrapper};
 use crate::apps::programs::Programs;
-use crate::apps::stage::{Stage, Under, Unprivileged};
-use crate::apps::{By, Case, Effort, Point};
+use crate::apps::{Case, Effort, Point, Scheme};
 use crate::kit::processes::descendants;
-use crate::kit::slices::stop;
+use crate::kit::slices::stop_server;
 use crate::kit::{
-    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Rounds, Running, Sample, Side, Slices,
-    While, figures,
+    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Rounds, RunningServer, Sample, Side,
+    Slices, While, figures,
 };
-use crate::servers::net::served;
+use crate::servers::net::start_behind_service;
 
 /// Time of load in a run with a server of its own.
-const RUN: Duration = Duration::from_secs(1);
+const RUN_TIME: Duration = Duration::from_secs(1);
 
-/// Measures `cases`: one comparison for each point. A case whose programs are not installed is left out, with a note.
+/// Measures `cases`: one comparison for each point. A case whose programs are not installed is skipped, with a note.
 #[must_use]
 pub fn measure(
     launcher: &Launcher,
@@ -33,7 +33,7 @@ pub fn measure(
     let mut about = Vec::new();
     for case in cases {
         let points = (case.points)(effort);
-        let measured = match Programs::find(case.needs) {
+        let measured = match Programs::find(case.packages) {
             Err(missing) => {
                 let mut left_out: Vec<Comparison> =
                     points.iter().map(|point| point.comparison(&slices.sides)).collect();
@@ -41,7 +41,7 @@ pub fn measure(
                 left_out
             }
             Ok(programs) => {
-                let measured = self::points(launcher, &programs, &points, case.by, slices, progress);
+                let measured = measure_points(launcher, &programs, &points, case.scheme, slices, progress);
                 for version in programs.versions {
                     if !versions.contains(&version) {
                         versions.push(version);
@@ -52,7 +52,7 @@ pub fn measure(
         };
         about.push(json!({
             "case": case.name,
-            "about": case.about,
+            "about": case.description,
             "paper": case.paper,
             "remark": case.remark,
             "experiments": points.iter().map(|point| &point.title).collect::<Vec<_>>(),
@@ -66,29 +66,32 @@ pub fn measure(
 
 /// Measures `points`: one comparison for each.
 #[must_use]
-pub fn points(
+pub fn measure_points(
     launcher: &Launcher,
     programs: &Programs,
     points: &[Point],
-    by: By,
+    scheme: Scheme,
     slices: &Slices,
     progress: &mut Progress,
 ) -> Vec<Comparison> {
     let mut sides = slices.sides.clone();
-    if by == By::Runs {
+    if scheme == Scheme::Runs {
         // A run takes up to 15 seconds, and other sides than uncopy's do not matter here.
         sides.retain(|side| *side == Side::Plain || side.is_under_uncopy());
     }
     let measure = |point: &Point| {
         let mut comparison = point.comparison(&sides);
-        match by {
-            By::Slices => {
+        match scheme {
+            Scheme::Slices => {
                 slices.run(launcher, &mut comparison, point.elision_expected, progress, |side| {
                     start(launcher, side, programs, point)
                 });
             }
-            By::Runs => Rounds::exactly(slices.processes)
-                .run_one(&mut comparison, progress, |side, _| whole_run(launcher, side, programs, point)),
+            Scheme::Runs => {
+                Rounds::exactly(slices.processes).run_one(&mut comparison, progress, |side, _| {
+                    measure_once(launcher, side, programs, point)
+                })
+            }
         }
         comparison
     };
@@ -101,36 +104,37 @@ fn start<'a>(
     side: Side,
     programs: &Programs,
     point: &'a Point,
-) -> Result<Box<dyn Running + 'a>> {
-    let outside = Stage::new(launcher, Under::Side(side), programs);
+) -> Result<Box<dyn RunningServer + 'a>> {
+    let outside = Environment::new(launcher, Wrapper::Side(side), programs);
     let refuses_root = programs.path(SETPRIV.program).is_ok();
-    let user = refuses_root.then(|| Unprivileged::of(&outside)).transpose()?;
+    let user = refuses_root.then(|| Unprivileged::new(&outside)).transpose()?;
     let by = |command, directory: &_| match &user {
         Some(user) => user.service(command, directory),
         None => Ok(command),
     };
-    served(launcher, side, by, |launcher, place| {
-        point.work.start(&Stage::new(launcher, Under::Side(side), programs).at(place))
+    start_behind_service(launcher, side, by, |launcher, stack| {
+        point.work.start(&Environment::new(launcher, Wrapper::Side(side), programs).with_stack(stack))
     })
 }
 
 /// Starts a server for `point` alone under `side`, and loads it once.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn whole_run(launcher: &Launcher, side: Side, programs: &Programs, point: &Point) -> Result<Sample> {
+fn measure_once(launcher: &Launcher, side: Side, programs: &Programs, point: &Point) -> Result<Sample> {
     let mut running = start(launcher, side, programs, point)?;
     let mut measured = || {
-        let prepared_bytes = running.prepare(RUN)?;
-        let (own_ns, beside_ns) = cpu_ns(running.as_mut())?;
-        let load = running.load(RUN)?;
-        let (own, beside) = cpu_ns(running.as_mut())?;
+        let prepared_bytes = running.warm_up(RUN_TIME)?;
+        let (own_before_ns, services_before_ns) = cpu_ns(running.as_mut())?;
+        let load = running.load(RUN_TIME)?;
+        let (own_ns, services_ns) = cpu_ns(running.as_mut())?;
         let each_us = |ns: u64| ns as f64 / 1e3 / load.exchanges as f64;
-        let beside_us = (!running.beside().is_empty()).then(|| each_us(beside.saturating_sub(beside_ns)));
+        let services_us = (!running.service_pids().is_empty())
+            .then(|| each_us(services_ns.saturating_sub(services_before_ns)));
         let resident_bytes = running.server().process().resident_bytes()?;
         let verified_bytes = prepared_bytes + load.verified_bytes + running.verify()?;
         Ok(Sample {
             operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
-            cpu_us: Some(each_us(own.saturating_sub(own_ns)) + beside_us.unwrap_or(0.0)),
-            service_cpu_us: beside_us,
+            cpu_us: Some(each_us(own_ns.saturating_sub(own_before_ns)) + services_us.unwrap_or(0.0)),
+            service_cpu_us: services_us,
             resident_bytes: Some(resident_bytes as f64),
             verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
             ..Sample::default()
@@ -143,15 +147,16 @@ fn whole_run(launcher: &Launcher, side: Side, programs: &Programs, point: &Point
     let (pid, stderr) = (running.server().pid(), running.server().stderr_text());
     sample.notes = launcher.notes(side, pid, &stderr, point.elision_expected);
     sample.notes.extend(running.notes());
-    sample.defect = stop(running.as_mut()).err().map(|failure| failure.to_string());
+    sample.defect = stop_server(running.as_mut()).err().map(|failure| failure.to_string());
     Ok(sample)
 }
 
 /// Returns the processor time of all processes of the server, and of its helpers, ns.
-fn cpu_ns(running: &mut (dyn Running + '_)) -> Result<(u64, u64)> {
+fn cpu_ns(running: &mut (dyn RunningServer + '_)) -> Result<(u64, u64)> {
     let doing = "reading the server's processor time";
-    let beside = running.beside().into_iter().map(descendants::cpu_ns).sum::<std::io::Result<u64>>();
-    Ok((descendants::cpu_ns(running.server().pid()).doing(doing)?, beside.doing(doing)?))
+    let services_ns =
+        running.service_pids().into_iter().map(descendants::cpu_ns).sum::<std::io::Result<u64>>();
+    Ok((descendants::cpu_ns(running.server().pid()).doing(doing)?, services_ns.doing(doing)?))
 }
 
 /// Loads each case's last point once for `duration` under `uncopy profile`, which writes `directory/CASE.json`.
@@ -167,51 +172,53 @@ pub fn profile(
 ) -> Result<String> {
     std::fs::create_dir_all(directory).doing(format_args!("making {}", directory.display()))?;
     let directory = directory.canonicalize().doing(format_args!("finding {}", directory.display()))?;
-    let mut told = String::new();
+    let mut lines = String::new();
     for (number, case) in cases.iter().enumerate() {
-        progress.tell(case.name, number, cases.len(), "profile");
+        progress.report_round(case.name, number, cases.len(), "profile");
         let file = directory.join(format!("{}.json", case.name));
-        let programs = match Programs::find(case.needs) {
+        let programs = match Programs::find(case.packages) {
             Ok(programs) => programs,
             Err(missing) => {
-                told += &format!("{}: left out: {missing}\n", case.name);
+                lines += &format!("{}: skipped: {missing}\n", case.name);
                 continue;
             }
         };
         let points = (case.points)(Effort::Full);
         let point = points.last().ok_or_else(|| Failure::new(format!("{} has no points", case.name)))?;
-        let stage = Stage::new(launcher, Under::Profile(&file), &programs);
+        let environment = Environment::new(launcher, Wrapper::Profile(&file), &programs);
         let named = |failure: Failure| Failure::new(format!("{}: {failure}", case.name));
-        let mut running = point.work.start(&stage).map_err(named)?;
+        let mut running = point.work.start(&environment).map_err(named)?;
         let loaded = running.load(duration).and_then(|load| Ok(load.verified_bytes + running.verify()?));
         let verified_bytes = loaded.map_err(|failure| named(running.server().process().explain(&failure)))?;
-        stop(running.as_mut()).map_err(named)?;
+        stop_server(running.as_mut()).map_err(named)?;
         if !file.is_file() {
-            return Err(named(Failure::new(format!("uncopy profile wrote no {}", file.display()))));
+            return Err(named(Failure::new(format!("uncopy profile did not write {}", file.display()))));
         }
-        told += &format!(
+        lines += &format!(
             "{}: {}, {} verified: {}\n",
             case.name,
             point.title,
-            crate::kit::table::amount(verified_bytes),
+            crate::kit::table::format_amount(verified_bytes),
             file.display()
         );
     }
-    Ok(told)
+    Ok(lines)
 }
 
 /// Lists the cases with their descriptions.
 #[must_use]
-pub fn list(cases: &[&Case]) -> String {
+pub fn list_cases(cases: &[&Case]) -> String {
     let width = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for case in cases {
-        let state = match Programs::find(case.needs) {
+        let state = match Programs::find(case.packages) {
             Ok(_) => String::new(),
             Err(missing) => format!("{:width$}  {missing}\n", ""),
         };
-        text +=
-            &format!("{:width$}  {}\n{:width$}  paper: {}\n{state}", case.name, case.about, "", case.paper);
+        text += &format!(
+            "{:width$}  {}\n{:width$}  paper: {}\n{state}",
+            case.name, case.description, "", case.paper
+        );
     }
     text
 }
@@ -232,11 +239,13 @@ fn render(cases: &[&Case], comparisons: &[Comparison]) -> String {
 /// Renders the gains by uncopy, the figures of each side, and the counters.
 #[must_use]
 pub fn tables(comparisons: &[Comparison]) -> String {
-    let (of_best, table) = (figures::of_best(comparisons), figures::table(comparisons, &[]));
+    let (best_table, table) = (figures::best_allocator_table(comparisons), figures::table(comparisons, &[]));
     format!(
-        "{of_best}{table}{}\n{}CPU: of all processes of the server. The best: of plain, heap only, tuned glibc, mimalloc and \
-         jemalloc, what takes the least; heap only: what the block heap alone gives\n",
-        figures::counts(comparisons),
+        "{best_table}{table}{}\n\
+         {}CPU is the sum over all processes of the server.\n\
+         the best: the allocator with the least CPU of plain, heap only, tuned glibc, mimalloc and jemalloc\n\
+         heap only: uncopy's block heap without elision\n",
+        figures::counts_table(comparisons),
         figures::LEGEND
     )
 }

@@ -7,39 +7,39 @@ use clap::builder::PossibleValuesParser;
 
 use crate::apps::{CASES, Case, Effort};
 use crate::kit::{
-    Entry, Experiment, Form, Outcome, Progress, Result, Rivalry, begin, claim, entry, measured, print,
-    size_parser,
+    CommonOptions, ComparisonOptions, Experiment, Outcome, Progress, ReportEntry, Result, claim, entry,
+    prepare_experiment, print, run_with_noise_reduction, size_parser,
 };
 
 pub mod measure;
 
-fn names() -> PossibleValuesParser {
+fn case_parser() -> PossibleValuesParser {
     CASES.iter().map(|case| case.name).collect::<Vec<_>>().into()
 }
 
-/// Packaged servers under real load: nginx, ... (zIO, section 5.3; ZCopy, section 4)
+/// Packaged servers under load: nginx, Redis, PostgreSQL and others (zIO, section 5.3; ZCopy, section 4)
 #[derive(Debug, Args)]
 pub struct Apps {
-    /// Cases; all of them if none is named
-    #[arg(value_name = "NAME", value_parser = names())]
+    /// Cases to measure [default: all]
+    #[arg(value_name = "NAME", value_parser = case_parser())]
     pub names: Vec<String>,
-    /// List the cases, what the papers measured with them, and what is missing here
+    /// List the cases, the papers' measurements, and the packages that are missing
     #[arg(long)]
     pub list: bool,
     #[command(flatten)]
-    pub rivalry: Rivalry,
-    /// Do not measure: load each case for --seconds under uncopy profile, which writes DIR/NAME.json
+    pub comparison_options: ComparisonOptions,
+    /// Instead of measuring, load each case for --seconds under uncopy profile, which writes DIR/NAME.json
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
-    /// With --profile: shortest call that is recorded [default: that of uncopy profile]
+    /// With --profile: minimum size of a recorded call [default: as uncopy profile]
     #[arg(long, value_name = "SIZE", requires = "profile", value_parser = size_parser())]
     pub min_size: Option<usize>,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Apps {
-    const ENTRIES: &'static [Entry] = &[
+    const ENTRIES: &'static [ReportEntry] = &[
         entry(
             "apps-web",
             "nginx and HAProxy",
@@ -56,7 +56,7 @@ impl Experiment for Apps {
             &[
                 claim(
                     "zIO, Table 3 (§5.3)",
-                    "A file of 1.1 MB: 0.89 GB/s, with zIO 1.08 (1.25 times), on a kernel-bypass stack.",
+                    "A file of 1.1 MB: 0.89 GB/s, with zIO 1.08 GB/s (1.25 times), on a kernel-bypass stack.",
                 ),
                 claim("zIO, Table 3 (§5.3)", "A relayed stream: 812 listeners, with zIO 944 (1.16 times)."),
             ],
@@ -78,7 +78,8 @@ impl Experiment for Apps {
             "memcached as packaged",
             &[claim(
                 "ZCopy, Figures 6 and 8 (§4.1)",
-                "With ZCopy's allocator 1.408 times by TCP at 512 bytes, 1.411 times by UDP at 768 bytes. Here it is unchanged, under uncopy run.",
+                "With ZCopy's allocator: 1.408 times over TCP at 512 bytes, 1.411 times over UDP at 768 \
+                 bytes. Here memcached is unmodified, under uncopy run.",
             )],
             "apps memcached-tcp memcached-udp memcached",
             "apps --quick --sides uncopy memcached-tcp memcached-udp memcached",
@@ -88,7 +89,8 @@ impl Experiment for Apps {
             "Databases with large values",
             &[claim(
                 "zIO, §5.4",
-                "MongoDB, 1 MB values: 191 requests/s with zIO, 194 without; without its checksum 222 against 209.",
+                "MongoDB, 1 MB values: 191 requests/s with zIO, 194 without. Without MongoDB's checksum: 222 \
+                 with zIO, 209 without.",
             )],
             "apps postgresql-copy postgresql-object mariadb-blob",
             "apps --quick --sides uncopy postgresql-copy mariadb-blob",
@@ -96,28 +98,36 @@ impl Experiment for Apps {
         entry(
             "apps-others",
             "mosquitto and Python",
-            &[claim("not in the papers", "A broker, a file server and a proxy that copy what they pass on.")],
+            &[claim(
+                "not in the papers",
+                "A broker, a file server and a proxy that copy the data they forward.",
+            )],
             "apps mosquitto python-http python-proxy",
             "apps --quick --sides uncopy mosquitto python-http python-proxy",
         ),
     ];
-    const PLACE: u8 = 160;
+    const REPORT_POSITION: u8 = 160;
 
     fn run(&self) -> Result<Outcome> {
         let cases = self.cases();
         if self.list {
-            return print(&measure::list(&cases)).map(|()| Outcome::Status(0));
+            return print(&measure::list_cases(&cases)).map(|()| Outcome::Status(0));
         }
         if let Some(directory) = &self.profile {
-            let launcher = begin()?.profiling_from(self.min_size);
+            let launcher = prepare_experiment()?.with_min_profiled_bytes(self.min_size);
             let mut progress = Progress::new();
-            let told =
-                measure::profile(&launcher, &cases, directory, self.rivalry.slicing.seconds, &mut progress)?;
+            let lines = measure::profile(
+                &launcher,
+                &cases,
+                directory,
+                self.comparison_options.slicing.seconds,
+                &mut progress,
+            )?;
             drop(progress);
-            return print(&told).map(|()| Outcome::Status(0));
+            return print(&lines).map(|()| Outcome::Status(0));
         }
-        measured(&self.form, |launcher, progress| {
-            Ok(measure::measure(launcher, &cases, self.effort(), &self.rivalry.slices(), progress))
+        run_with_noise_reduction(&self.common, |launcher, progress| {
+            Ok(measure::measure(launcher, &cases, self.effort(), &self.comparison_options.slices(), progress))
         })
     }
 }
@@ -131,6 +141,6 @@ impl Apps {
 
     /// Returns how many points of each case to measure.
     fn effort(&self) -> Effort {
-        if self.form.quick { Effort::Quick } else { Effort::Full }
+        if self.common.quick { Effort::Quick } else { Effort::Full }
     }
 }

@@ -33,10 +33,10 @@ fn break_even(ratios: &[(f64, f64)]) -> Option<BreakEven> {
 }
 
 /// A group, its break-even, and that as a part of the bytes copied, percent.
-type Found<'a> = (Group<'a>, BreakEven, Option<f64>);
+type GroupBreakEven<'a> = (Group<'a>, BreakEven, Option<f64>);
 
 /// Returns the groups that have a break-even.
-fn found<'a>(comparisons: &'a [Comparison]) -> Vec<Found<'a>> {
+fn group_break_evens<'a>(comparisons: &'a [Comparison]) -> Vec<GroupBreakEven<'a>> {
     let of = |group: Group<'a>| {
         let ratio = |member: &Comparison| Some(member.ratio(Side::Uncopy, RATE)?.median);
         let ratios = group.members.iter().filter_map(|(share, member)| Some((*share, ratio(member)?)));
@@ -50,7 +50,7 @@ fn found<'a>(comparisons: &'a [Comparison]) -> Vec<Found<'a>> {
 
 /// Renders a line for each group.
 pub fn render(comparisons: &[Comparison]) -> String {
-    let line = |(group, BreakEven { percent, lowest: (lowest, at) }, of_copied): Found<'_>| {
+    let line = |(group, BreakEven { percent, lowest: (lowest, at) }, of_copied): GroupBreakEven<'_>| {
         let even = percent.map_or_else(
             || "never below plain".to_owned(),
             |percent| format!("break-even at {percent:.0} % of the message"),
@@ -59,12 +59,12 @@ pub fn render(comparisons: &[Comparison]) -> String {
             of_copied.map_or_else(String::new, |part| format!(" ({part:.0} % of the bytes copied)"));
         format!("{}: {even}{of_copied}; lowest ratio {lowest:.2}, at {at} %\n", group.name)
     };
-    found(comparisons).into_iter().map(line).collect()
+    group_break_evens(comparisons).into_iter().map(line).collect()
 }
 
 /// Returns the break-evens as JSON.
 pub fn findings(comparisons: &[Comparison]) -> Vec<Value> {
-    let entry = |(group, found, of_copied): Found<'_>| {
+    let entry = |(group, found, of_copied): GroupBreakEven<'_>| {
         let first = group.members[0].1;
         json!({
             "size_bytes": first.operation_bytes(),
@@ -75,7 +75,7 @@ pub fn findings(comparisons: &[Comparison]) -> Vec<Value> {
             "lowest_ratio_at_read_percent": found.lowest.1,
         })
     };
-    found(comparisons).into_iter().map(entry).collect()
+    group_break_evens(comparisons).into_iter().map(entry).collect()
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
             points.iter().map(|point| point.comparison(&[Side::Plain, Side::Uncopy])).collect();
         for comparison in &mut comparisons {
             let gain = 2.0 - comparison.parameter("read_percent").expect("a share") / 50.0;
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let rate = if side == Side::Plain { 1.0 } else { gain.max(0.01) };
                 let cpu_us = Some(1.0);
                 Ok(Sample {

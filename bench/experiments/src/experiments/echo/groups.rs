@@ -1,6 +1,6 @@
 //! Comparisons that differ in one parameter only.
 
-use super::point::words;
+use super::point::parameter_text;
 use crate::kit::figures::RATE;
 use crate::kit::{Comparison, Interval, Side};
 
@@ -13,7 +13,7 @@ fn are_siblings(one: &Comparison, other: &Comparison, x: &str) -> bool {
 }
 
 /// Returns the ratio of `comparison`'s rate to the same side's in the sibling whose `x` is `value`, if `x` is varied.
-pub fn over(
+pub fn ratio_to_sibling(
     all: &[Comparison],
     comparison: &Comparison,
     (x, value): (&str, f64),
@@ -42,7 +42,7 @@ pub fn groups<'a>(comparisons: &'a [Comparison], x: &str) -> Vec<Group<'a>> {
             Some(group) => group.members.push((value, comparison)),
             None => {
                 let others = comparison.parameters().iter().filter(|(key, _)| *key != x);
-                let name = others.map(|other| words(*other)).collect::<Vec<_>>().join(", ");
+                let name = others.map(|other| parameter_text(*other)).collect::<Vec<_>>().join(", ");
                 groups.push(Group { name, members: vec![(value, comparison)] });
             }
         }

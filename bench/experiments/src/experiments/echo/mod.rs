@@ -15,33 +15,36 @@ pub mod sweeps;
 
 use clap::Args;
 
-use crate::kit::{Entry, Experiment, Form, Outcome, Report, Result, Side, Slices, Slicing, measured};
+use crate::kit::{
+    CommonOptions, Experiment, Outcome, Report, ReportEntry, Result, Side, Slices, SlicingOptions,
+    run_with_noise_reduction,
+};
 use sweeps::{ENTRIES, Sweep, Values};
 
-/// Echo server that copies each message before it sends it back (zIO §5.1), over one or several parameters
+/// Echo server that copies each message before sending it back, over ranges of parameters (zIO §5.1)
 #[derive(Debug, Args)]
 pub struct Echo {
-    /// Sweep that gives values to the options below that are not given
-    #[arg(value_name = "SWEEP", default_value = "copies", value_parser = sweeps::parser())]
+    /// Sweep, which sets the options below that are not given
+    #[arg(value_name = "SWEEP", default_value = "copies", value_parser = sweeps::sweep_parser())]
     pub sweep: &'static Sweep,
     #[command(flatten)]
     pub values: Values,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Echo {
-    const ENTRIES: &'static [Entry] = &ENTRIES;
-    const PLACE: u8 = 10;
+    const ENTRIES: &'static [ReportEntry] = &ENTRIES;
+    const REPORT_POSITION: u8 = 10;
 
     fn run(&self) -> Result<Outcome> {
         let (points, slices) = (self.values().points(), self.slices());
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let comparisons = point::measure(launcher, &points, &slices, progress);
             let plot = |comparisons: &_| report::plot(comparisons, self.sweep);
-            Ok(Report::of(comparisons, report::render, plot).finding(report::findings))
+            Ok(Report::of(comparisons, report::render, plot).with_findings(report::findings))
         })
     }
 }
@@ -50,7 +53,7 @@ impl Echo {
     /// Returns the values of all parameters.
     #[must_use]
     pub fn values(&self) -> Values {
-        self.sweep.values(&self.values, self.form.quick)
+        self.sweep.values(&self.values, self.common.quick)
     }
 
     /// Returns the sides of each point, and its rounds and times.

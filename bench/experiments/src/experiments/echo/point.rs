@@ -5,13 +5,13 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::kit::{
-    Comparison, Launcher, Progress, Result, Running, Side, Slices, TemporaryDirectory, counted,
-    network::server_address, processors, size, start_server, word,
+    Comparison, Launcher, Progress, Result, RunningServer, Side, Slices, TemporaryDirectory, cli_name,
+    format_count, format_size, network::server_address, processors, start_server,
 };
 use crate::servers::echo::command;
 use crate::servers::echo::drain::Drain;
-use crate::servers::echo::echoing::Echoing;
-use crate::servers::echo::server::{Order, PAGE_BYTES, Reply, Work};
+use crate::servers::echo::loaded_echo::LoadedEcho;
+use crate::servers::echo::server::{EchoWork, PAGE_BYTES, PageOrder, Reply};
 
 /// A value of each parameter. `None` is the server's default, which appears neither in titles nor in JSON.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,7 +25,7 @@ pub struct Point {
     /// Pages of the last copy of which one byte each is read.
     pub pages: Option<usize>,
     /// Choice of these pages.
-    pub order: Option<Order>,
+    pub order: Option<PageOrder>,
     /// Share of each message that is read, percent; if it is `None`, all with a phase, and nothing without.
     pub read_percent: Option<u8>,
     /// Length of a phase: the server alternates between passing messages on and reading them.
@@ -37,14 +37,14 @@ pub struct Point {
 /// Returns a parameter's value in words.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes and small numbers")]
-pub fn words((key, value): (&str, f64)) -> String {
+pub fn parameter_text((key, value): (&str, f64)) -> String {
     let number = value as usize;
     match key {
-        "size_bytes" => size(number as u64),
-        "copies" => counted(number, "copy", "copies"),
-        "threads" => counted(number, "thread", "threads"),
-        "pages" => counted(number, "page", "pages"),
-        "order" => Order::value_variants().get(number).map_or_else(String::new, word),
+        "size_bytes" => format_size(number as u64),
+        "copies" => format_count(number, "copy", "copies"),
+        "threads" => format_count(number, "thread", "threads"),
+        "pages" => format_count(number, "page", "pages"),
+        "order" => PageOrder::value_variants().get(number).map_or_else(String::new, cli_name),
         "read_percent" => format!("{value} % read"),
         _ => format!("switching every {value} s"),
     }
@@ -77,7 +77,7 @@ impl Point {
         .to_owned();
         for (at, parameter) in self.parameters().enumerate() {
             title += if at == 0 || parameter.0 == "order" { " " } else { ", " };
-            title += &words(parameter);
+            title += &parameter_text(parameter);
         }
         title
     }
@@ -88,13 +88,13 @@ impl Point {
             sides.iter().copied().filter(|side| *side != Side::Limit || self.copies > 0).collect();
         let comparison = Comparison::new(self.title(), self.size_bytes as u64, &sides);
         let comparison = if self.phase.is_some() { comparison.cyclic() } else { comparison };
-        self.parameters().fold(comparison, |comparison, (key, value)| comparison.with(key, value))
+        self.parameters().fold(comparison, |comparison, (key, value)| comparison.with_parameter(key, value))
     }
 
     /// Returns the server's work under `side`.
-    pub fn work(&self, side: Side) -> Work {
+    pub fn work(&self, side: Side) -> EchoWork {
         let read_percent = self.read_percent.unwrap_or(if self.phase.is_some() { 100 } else { 0 });
-        Work {
+        EchoWork {
             size_bytes: self.size_bytes,
             copies: if side == Side::Limit { 0 } else { self.copies },
             touched_pages: self.pages.unwrap_or(0),
@@ -107,21 +107,21 @@ impl Point {
 
     /// True if so little is touched that uncopy should elide copies.
     fn expects_elision(&self) -> bool {
-        let Work { copies, reply, read_bytes, touched_pages, .. } = self.work(Side::Uncopy);
+        let EchoWork { copies, reply, read_bytes, touched_pages, .. } = self.work(Side::Uncopy);
         let touched_bytes = read_bytes.max(touched_pages * PAGE_BYTES);
         copies > 0 && reply == Reply::Echo && touched_bytes * 10 <= self.size_bytes
     }
 
     /// Starts a server under `side`, with its clients.
-    fn start(&self, launcher: &Launcher, side: Side) -> Result<Box<dyn Running>> {
+    fn start(&self, launcher: &Launcher, side: Side) -> Result<Box<dyn RunningServer>> {
         let (work, threads) = (self.work(side), self.threads.unwrap_or(1));
-        let mut command = launcher.bench(side, &command::arguments(server_address(), &work, threads));
+        let mut command = launcher.bench_command(side, &command::arguments(server_address(), &work, threads));
         let drain = if side == Side::Recording { Some(Drain::begin(&mut command)?) } else { None };
-        processors::bind(&mut command, processors::of_server(threads));
+        processors::bind_command(&mut command, processors::of_server(threads));
         let server = start_server(command, "the echo server", TemporaryDirectory::make()?)?;
         let clients = processors::of_clients(threads);
-        let echoing = Echoing::new(server, server_address(), work, threads, clients)?;
-        Ok(Box::new(echoing.drained_by(drain)))
+        let echoing = LoadedEcho::new(server, server_address(), work, threads, clients)?;
+        Ok(Box::new(echoing.with_drain(drain)))
     }
 }
 
@@ -145,7 +145,7 @@ pub fn measure(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit::Slicing;
+    use crate::kit::SlicingOptions;
 
     #[test]
     fn the_limit_is_the_same_work_without_its_copies() {
@@ -164,7 +164,7 @@ mod tests {
     fn a_server_that_cannot_be_started_is_a_failure_not_a_result() {
         let point = Point { size_bytes: 1024, copies: 1, ..Point::default() };
         let time = Duration::from_millis(1);
-        let slicing = Slicing {
+        let slicing = SlicingOptions {
             rounds: 7,
             processes: 2,
             seconds: time,

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::break_even;
-use super::groups::{Group, groups, over};
+use super::groups::{Group, groups, ratio_to_sibling};
 use super::sweeps::Sweep;
-use crate::kit::figures::{self, CPU, Extra, LEGEND, RATE, median};
-use crate::kit::{Comparison, Interval, Plot, Scale, Side, number};
+use crate::kit::figures::{self, CPU, ExtraColumn, LEGEND, RATE, median};
+use crate::kit::{Comparison, Interval, Plot, Scale, Side, format_number};
 
 /// A column, which is shown if it has a cell in any row.
 struct Column {
@@ -27,35 +27,38 @@ const COLUMNS: [Column; 7] = [
     },
     Column {
         heading: "of limit",
-        legend: "of limit: over the same server with 0 copies and without uncopy, in the same round\n",
-        cell: |_, comparison, side| ratio(comparison.ratio_to_limit(side, RATE)),
+        legend: "of limit: rate over that of the same server with 0 copies, without uncopy, in the same \
+                 round\n",
+        cell: |_, comparison, side| ratio_cell(comparison.ratio_to_limit(side, RATE)),
     },
     Column {
         heading: "of own 0",
-        legend: "of own 0: over the same side's own rate with 0 copies\n",
-        cell: |all, comparison, side| ratio(over(all, comparison, ("copies", 0.0), side)),
+        legend: "of own 0: rate over that of the same side with 0 copies\n",
+        cell: |all, comparison, side| ratio_cell(ratio_to_sibling(all, comparison, ("copies", 0.0), side)),
     },
     Column {
         heading: "scaling",
-        legend: "scaling: over the same side's rate with one thread, each process beside another\n",
-        cell: |all, comparison, side| ratio(over(all, comparison, ONE_THREAD, side)),
+        legend: "scaling: rate over that of the same side with one thread, process by process\n",
+        cell: |all, comparison, side| ratio_cell(ratio_to_sibling(all, comparison, ONE_THREAD, side)),
     },
     Column {
         heading: "faults/op",
-        legend: "faults/op: faults that uncopy served, for each message\n",
+        legend: "faults/op: page faults that uncopy resolved, per message\n",
         cell: |_, comparison, side| {
             comparison.parameter("pages")?;
-            median(comparison, side, |sample| sample.counts.served_faults).map(number)
+            median(comparison, side, |sample| sample.counts.served_faults).map(format_number)
         },
     },
     Column {
         heading: "ns/page",
-        legend: "ns/page: what touching a page took the server, by its own clock; above plain's, it is the price of faults\n",
-        cell: |_, comparison, side| median(comparison, side, |sample| sample.touch_ns).map(number),
+        legend: "ns/page: time to touch a page, by the server's clock; the excess over plain is the cost of \
+                 page faults\n",
+        cell: |_, comparison, side| median(comparison, side, |sample| sample.touch_ns).map(format_number),
     },
     Column {
         heading: "ns/event",
-        legend: "ns/event: processor time that recording adds to 'heap only', by inputs, copies and outputs\n",
+        legend: "ns/event: processor time that recording adds to heap only, per recorded input, copy or \
+                 output\n",
         cell: |_, comparison, side| {
             let without_us = median(comparison, Side::HeapOnly, CPU).filter(|_| side == Side::Recording)?;
             let added_us = median(comparison, side, CPU)? - without_us;
@@ -64,7 +67,7 @@ const COLUMNS: [Column; 7] = [
     },
 ];
 
-fn ratio(ratio: Option<Interval>) -> Option<String> {
+fn ratio_cell(ratio: Option<Interval>) -> Option<String> {
     ratio.map(|ratio| format!("{:.2}", ratio.median))
 }
 
@@ -77,17 +80,18 @@ pub fn render(comparisons: &[Comparison]) -> String {
         comparisons.iter().any(|comparison| comparison.sides().iter().any(|side| cell(comparison, side)))
     };
     let columns: Vec<&Column> = COLUMNS.iter().filter(has_cells).collect();
-    let extra = |column: &&'static Column| -> Extra<'_> {
+    let extra = |column: &&'static Column| -> ExtraColumn<'_> {
         let cell = column.cell;
         (
             column.heading,
             Box::new(move |comparison, side| cell(comparisons, comparison, side).unwrap_or_default()),
         )
     };
-    let extras: Vec<Extra<'_>> = columns.iter().map(extra).collect();
+    let extras: Vec<ExtraColumn<'_>> = columns.iter().map(extra).collect();
     let legends: String = columns.iter().map(|column| column.legend).collect();
     let is_cyclic = comparisons.iter().any(|comparison| comparison.parameter("phase_s").is_some());
-    let cycle = "each ratio is that of the means of a whole cycle: it passes on, then reads all\n";
+    let cycle = "ratios are those of the means over a whole cycle: forwarding the messages, then reading \
+                 them\n";
     format!(
         "{}\n{}{LEGEND}{legends}{}",
         figures::table(comparisons, &extras),
@@ -99,7 +103,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 /// Returns the scaling of each side, and the break-evens, as JSON.
 pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let scaling = |comparison: &Comparison, side: Side| {
-        let scaling = over(comparisons, comparison, ONE_THREAD, side)?;
+        let scaling = ratio_to_sibling(comparisons, comparison, ONE_THREAD, side)?;
         let (title, threads) = (comparison.title(), comparison.parameter("threads"));
         Some(json!({ "experiment": title, "threads": threads, "side": side.key(), "scaling": scaling }))
     };

@@ -9,41 +9,41 @@ use clap::{Args, Parser};
 use super::point::Point;
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::{
-    Comparison, Entry, Interval, Side, claim, copies_parser, count_parser, entry, seconds, size_parser,
+    Comparison, Interval, ReportEntry, Side, claim, copies_parser, count_parser, entry, seconds, size_parser,
 };
-use crate::servers::echo::server::{Order, Reply};
+use crate::servers::echo::server::{PageOrder, Reply};
 
 /// Values of the parameters, and the sides. A parameter without a value has the server's default, and is not in titles.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Values {
-    /// Lengths of messages, in bytes
+    /// Message sizes, in bytes
     #[arg(long, alias = "size", value_name = "SIZE,...", value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of copies of each message
+    /// Numbers of copies per message
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
-    /// Numbers of the server's threads, and of connections
+    /// Numbers of server threads, which are also numbers of connections
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count_parser())]
     pub threads: Vec<usize>,
-    /// Numbers of pages of the last copy of which the server reads one byte each
+    /// Numbers of pages of the last copy from which the server reads one byte each
     #[arg(long, alias = "touch", value_name = "PAGES,...", value_delimiter = ',')]
     pub pages: Vec<usize>,
-    /// Choice of these pages
+    /// Orders in which these pages are chosen
     #[arg(long, value_name = "ORDER,...", value_delimiter = ',', value_enum)]
-    pub orders: Vec<Order>,
-    /// Shares of each message, from its start, that the server reads, in percent
+    pub orders: Vec<PageOrder>,
+    /// Percentages of each message that the server reads, from its start
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=100))]
     pub shares: Vec<u8>,
-    /// Alternate between passing messages on and reading them, each for this long
+    /// Alternate between forwarding messages and reading them, for this long each
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub phase: Option<Duration>,
-    /// Answer of the server [default: echo]
+    /// Reply of the server [default: echo]
     #[arg(long, value_enum)]
     pub reply: Option<Reply>,
     /// Sides to compare with plain [default: uncopy,limit,heap-only]
     #[arg(long, value_name = "SIDE,...", value_delimiter = ',', value_enum)]
     pub sides: Vec<Side>,
-    /// Also compare a server that is recorded as by `uncopy profile`
+    /// Also measure a server that is recorded as by `uncopy profile`
     #[arg(long)]
     pub record: bool,
 }
@@ -64,7 +64,7 @@ impl Values {
     }
 
     /// Returns these values, and those of `other` for parameters that have none here.
-    fn or(self, other: Self) -> Self {
+    fn or_else(self, other: Self) -> Self {
         fn either<T>(own: Vec<T>, other: Vec<T>) -> Vec<T> {
             if own.is_empty() { other } else { own }
         }
@@ -87,17 +87,17 @@ impl Values {
     pub fn points(&self) -> Vec<Point> {
         let (reply, phase) = (self.reply.unwrap_or_default(), self.phase);
         let points = vec![Point { reply, phase, ..Point::default() }];
-        let points = each(points, &self.threads, |point, threads| point.threads = Some(threads));
-        let points = each(points, &self.sizes, |point, size_bytes| point.size_bytes = size_bytes);
-        let points = each(points, &self.copies, |point, copies| point.copies = copies);
-        let points = each(points, &self.orders, |point, order| point.order = Some(order));
-        let points = each(points, &self.pages, |point, pages| point.pages = Some(pages));
-        each(points, &self.shares, |point, share| point.read_percent = Some(share))
+        let points = vary(points, &self.threads, |point, threads| point.threads = Some(threads));
+        let points = vary(points, &self.sizes, |point, size_bytes| point.size_bytes = size_bytes);
+        let points = vary(points, &self.copies, |point, copies| point.copies = copies);
+        let points = vary(points, &self.orders, |point, order| point.order = Some(order));
+        let points = vary(points, &self.pages, |point, pages| point.pages = Some(pages));
+        vary(points, &self.shares, |point, share| point.read_percent = Some(share))
     }
 }
 
 /// Returns each point with each value set, or the points themselves if there is no value.
-fn each<T: Copy>(points: Vec<Point>, values: &[T], set: impl Fn(&mut Point, T)) -> Vec<Point> {
+fn vary<T: Copy>(points: Vec<Point>, values: &[T], set: impl Fn(&mut Point, T)) -> Vec<Point> {
     if values.is_empty() {
         return points;
     }
@@ -112,35 +112,35 @@ fn each<T: Copy>(points: Vec<Point>, values: &[T], set: impl Fn(&mut Point, T)) 
 }
 
 /// A vertical axis: label, and figure of a side.
-type Quantity = (&'static str, fn(&Comparison, Side) -> Option<Interval>);
+type YAxis = (&'static str, fn(&Comparison, Side) -> Option<Interval>);
 
-const MESSAGES: Quantity = ("messages per second", |comparison, side| comparison.figure(side, RATE));
-const RATE_OVER_PLAIN: Quantity = ("throughput over plain", |comparison, side| comparison.ratio(side, RATE));
-const CPU_OVER_PLAIN: Quantity = ("CPU over plain", |comparison, side| comparison.ratio(side, CPU));
+const MESSAGES: YAxis = ("messages per second", |comparison, side| comparison.figure(side, RATE));
+const RATE_OVER_PLAIN: YAxis = ("throughput over plain", |comparison, side| comparison.ratio(side, RATE));
+const CPU_OVER_PLAIN: YAxis = ("CPU over plain", |comparison, side| comparison.ratio(side, CPU));
 #[expect(clippy::cast_precision_loss, reason = "sizes of messages")]
-const MIB_PER_S: Quantity = ("MiB per second", |comparison, side| {
+const MIB_PER_S: YAxis = ("MiB per second", |comparison, side| {
     let mib = comparison.operation_bytes() as f64 / f64::from(1 << 20);
     comparison.figure(side, RATE).map(|rate| rate.scaled(mib))
 });
 
 /// A horizontal axis: key of a parameter, and label.
-type Parameter = (&'static str, &'static str);
+type XAxis = (&'static str, &'static str);
 
-const SIZE: Parameter = ("size_bytes", "length of a message");
-const COPIES: Parameter = ("copies", "copies of each message");
+const SIZE: XAxis = ("size_bytes", "message size");
+const COPIES: XAxis = ("copies", "copies per message");
 
 /// A named set of options of `echo`.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
     /// Name, title, findings of the papers, and commands of the report.
-    pub entry: Entry,
+    pub entry: ReportEntry,
     /// Options that hold unless the command line gives others, and those that replace them with `--quick`.
     options: [&'static str; 2],
     /// Axes of the plot.
-    pub axes: (Parameter, Quantity),
+    pub axes: (XAxis, YAxis),
 }
 
-const fn sweep(entry: Entry, options: [&'static str; 2], x: Parameter, y: Quantity) -> Sweep {
+const fn sweep(entry: ReportEntry, options: [&'static str; 2], x: XAxis, y: YAxis) -> Sweep {
     Sweep { entry, options, axes: (x, y) }
 }
 
@@ -164,10 +164,11 @@ pub static SWEEPS: [Sweep; 8] = [
     sweep(
         entry(
             "sizes",
-            "Echo server, length of messages",
+            "Echo server, message size",
             &[claim(
                 "zIO, Figure 6 (§5.1.2)",
-                "5 copies: up to 2.9 times Linux, and the rate without copies from 512 KiB on. Below 16 KiB up to 30 % slower (size threshold switched off).",
+                "5 copies: up to 2.9 times the throughput of Linux; from 512 KiB on, the rate without copies. \
+                 Below 16 KiB up to 30 % slower, with the size threshold switched off.",
             )],
             "echo sizes --sides uncopy,limit",
             "echo sizes --quick --sides uncopy,limit",
@@ -188,7 +189,7 @@ pub static SWEEPS: [Sweep; 8] = [
             "echo threads --quick --sides uncopy",
         ),
         ["--sizes 512K --copies 1 --threads 1,2", ""],
-        ("threads", "threads of the server"),
+        ("threads", "server threads"),
         MESSAGES,
     ),
     sweep(
@@ -197,7 +198,8 @@ pub static SWEEPS: [Sweep; 8] = [
             "Echo server, pages touched",
             &[claim(
                 "zIO, Figure 9 (§5.1.3)",
-                "Up to 2 page faults for each message of 512 KiB throughput still scales well; more of them limit it (TLB shootdowns).",
+                "512 KiB: throughput scales well up to 2 page faults per message; more page faults limit it \
+                 (TLB shootdowns).",
             )],
             "echo faults --threads 1 --processes 3 --seconds 10",
             "echo faults --quick --orders random",
@@ -206,7 +208,7 @@ pub static SWEEPS: [Sweep; 8] = [
             "--sizes 512K --copies 1 --threads 1,2 --pages 0,1,2,4,8,32 --orders sequential,random --sides uncopy,always",
             "--threads 1 --pages 0,4",
         ],
-        ("pages", "pages touched in each message"),
+        ("pages", "pages touched per message"),
         MESSAGES,
     ),
     sweep(
@@ -215,34 +217,35 @@ pub static SWEEPS: [Sweep; 8] = [
             "Echo server, bytes touched",
             &[claim(
                 "zIO, Figure 10 (§5.1.4)",
-                "zIO gains as long as the bytes touched are less than 6 % of the bytes elided; beyond, it loses.",
+                "zIO is faster while less than 6 % of the elided bytes are touched, and slower beyond that.",
             )],
             "echo touched --sides uncopy --processes 3 --seconds 10",
             "echo touched --quick --sides uncopy",
         ),
         ["--sizes 256K --copies 1,3,6 --shares 0,5,10,20,30,40,60,80,100", "--copies 3 --shares 0,20,100"],
-        ("read_percent", "share of the message that is read, percent"),
+        ("read_percent", "part of the message that is read, percent"),
         RATE_OVER_PLAIN,
     ),
     sweep(
         entry(
             "switching",
-            "Echo server that switches between passing on and reading all",
-            &[claim("not in the papers", "There a program does one thing.")],
+            "Echo server that alternates between forwarding and reading",
+            &[claim("not in the papers", "The papers' programs do not change what they do.")],
             "echo switching --sides uncopy --seconds 150",
             "echo switching --quick --sides uncopy",
         ),
         ["--sizes 256K --copies 3 --phase 5", "--phase 0.5"],
-        ("phase_s", "seconds of a phase"),
+        ("phase_s", "length of a phase, seconds"),
         CPU_OVER_PLAIN,
     ),
     sweep(
         entry(
             "checksum",
-            "A store that checksums all it keeps",
+            "Store that checksums every value",
             &[claim(
                 "zIO, §5.4 (MongoDB)",
-                "MongoDB reads every value for its checksum: 191 requests/s with zIO, 194 without. With the checksum taken out: 222 against 209.",
+                "MongoDB reads every value for its checksum: 191 requests/s with zIO, 194 without. Without \
+                 the checksum: 222 with zIO, 209 without.",
             )],
             "echo checksum --sides uncopy",
             "echo checksum --quick --sides uncopy",
@@ -260,7 +263,7 @@ pub static SWEEPS: [Sweep; 8] = [
 ];
 
 /// Entries of the report: all sweeps but the last, which measures the cost of `uncopy profile`.
-pub const ENTRIES: [Entry; SWEEPS.len() - 1] = {
+pub const ENTRIES: [ReportEntry; SWEEPS.len() - 1] = {
     let mut entries = [SWEEPS[0].entry; SWEEPS.len() - 1];
     let mut at = 1;
     while at < entries.len() {
@@ -276,17 +279,17 @@ impl Sweep {
     pub fn values(&self, given: &Values, quick: bool) -> Values {
         let [full, instead] = self.options;
         let quick = if quick { instead } else { "" };
-        [quick, full, DEFAULTS].map(Values::parse).into_iter().fold(given.clone(), Values::or)
+        [quick, full, DEFAULTS].map(Values::parse).into_iter().fold(given.clone(), Values::or_else)
     }
 }
 
 /// Reads the name of a sweep.
-pub fn parser() -> impl TypedValueParser<Value = &'static Sweep> {
+pub fn sweep_parser() -> impl TypedValueParser<Value = &'static Sweep> {
     let value = |Sweep { entry, options: [full, _], .. }: &Sweep| {
         PossibleValue::new(entry.id).help(format!("{}: {full}", entry.title))
     };
     PossibleValuesParser::new(SWEEPS.iter().map(value))
-        .try_map(|name| SWEEPS.iter().find(|sweep| sweep.entry.id == name).ok_or("it is no sweep"))
+        .try_map(|name| SWEEPS.iter().find(|sweep| sweep.entry.id == name).ok_or("not a sweep"))
 }
 
 #[cfg(test)]
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_comes_before_what_a_sweep_has() {
+    fn options_override_the_defaults_of_a_sweep() {
         for sweep in &SWEEPS {
             let given = Values::parse("--copies 7");
             let (full, quick) = (sweep.values(&given, false), sweep.values(&given, true));

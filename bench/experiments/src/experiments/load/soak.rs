@@ -20,30 +20,30 @@ use std::time::Instant;
 use clap::Args;
 
 use crate::kit::processes::signals::Requests;
-use crate::kit::processors::{be_idle, bind_to, numbers, only};
+use crate::kit::processors::{available, bind_thread, set_idle_priority, single};
 use crate::kit::{Experiment, Failure, Outcome, Result, While, print};
 
 /// Bytes from one counter to the next: two lines, because processors fetch lines in pairs.
 pub const STRIDE_BYTES: usize = 128;
 /// Multiplications of a spin, which take about a microsecond.
-const SPIN: u32 = 1000;
+const SPIN_MULTIPLICATIONS: u32 = 1000;
 /// Number of spins timed together to determine the length of one, and of repetitions, of which the shortest counts.
 const TIMED_SPINS: u32 = 1000;
-const TIMES: usize = 5;
+const TIMED_RUNS: usize = 5;
 /// Memory whose lines are dirtied in turn, bytes; `load`'s mail does not give its size.
 const DIRTY_BYTES: usize = 1 << 20;
 const LINE_BYTES: usize = 64;
 /// Number of lines that make a unit of work without spins.
-const LINES_OF_A_UNIT: usize = 64;
+const LINES_PER_UNIT: usize = 64;
 
-/// Use up all processor time that nobody else wants
+/// Use all processor time that is otherwise idle
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub struct Soak {
-    /// Descriptor of the file of counters
+    /// Descriptor of the file with the counters
     #[arg(long, value_name = "FD")]
     pub counters: RawFd,
-    /// Cache lines that each thread dirties in a second; 0: as many as it can
+    /// Cache lines that each thread writes per second; 0: no limit
     #[arg(long, value_name = "LINES")]
     pub lines: u64,
 }
@@ -90,13 +90,13 @@ impl Counters {
         self.count
     }
 
-    /// Returns the counter of the processor at `place` in the order of their numbers.
+    /// Returns the counter of the processor at `index` in the order of their numbers.
     #[must_use]
-    pub fn at(&self, place: usize) -> &AtomicU64 {
-        assert!(place < self.count, "counter {place} of {}", self.count);
-        // SAFETY: `place` is below `count`, so that the counter is inside the mapping, which lives as long as `self`.
+    pub fn at(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.count, "counter {index} of {}", self.count);
+        // SAFETY: `index` is below `count`, so that the counter is inside the mapping, which lives as long as `self`.
         // Counters are aligned, as multiples of 128 bytes from the start of a page, and only accessed as atomics.
-        unsafe { &*self.begin.byte_add(place * STRIDE_BYTES) }
+        unsafe { &*self.begin.byte_add(index * STRIDE_BYTES) }
     }
 }
 
@@ -115,19 +115,19 @@ pub fn run(arguments: &Soak) -> Result<()> {
     let requests = Requests::install().doing("installing signal handlers")?;
     // SAFETY: the parent opened the descriptor for this process only, and no other value here owns it.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(arguments.counters) });
-    let processors = numbers();
-    let len_bytes = file.metadata().doing("looking at the counters")?.len();
+    let processors = available();
+    let len_bytes = file.metadata().doing("reading the size of the counters' file")?.len();
     if len_bytes != (processors.len() * STRIDE_BYTES) as u64 {
-        return Err(Failure::new(format!("a file of {len_bytes} bytes is none of counters")));
+        return Err(Failure::new(format!("a file of {len_bytes} bytes does not hold the counters")));
     }
     let counters = Counters::map(&file.into(), processors.len()).doing("mapping the counters")?;
     // The counters are used until the process ends.
     let counters: &'static Counters = Box::leak(Box::new(counters));
     static READY: AtomicUsize = AtomicUsize::new(0);
     let (failed, failures) = std::sync::mpsc::channel();
-    for (place, processor) in processors.iter().copied().enumerate() {
-        let (counter, lines, failed) = (counters.at(place), arguments.lines, failed.clone());
-        let work = move || match settle(processor) {
+    for (index, processor) in processors.iter().copied().enumerate() {
+        let (counter, lines, failed) = (counters.at(index), arguments.lines, failed.clone());
+        let work = move || match prepare_thread(processor) {
             Ok(()) => {
                 READY.fetch_add(1, Ordering::Release);
                 drop(failed);
@@ -152,9 +152,9 @@ pub fn run(arguments: &Soak) -> Result<()> {
 }
 
 /// Binds this thread to `processor` and gives the thread idle priority.
-fn settle(processor: usize) -> Result<()> {
-    bind_to(Some(only(processor)))?;
-    be_idle().doing("giving a soaker idle priority")
+fn prepare_thread(processor: usize) -> Result<()> {
+    bind_thread(Some(single(processor)))?;
+    set_idle_priority().doing("giving a soaker idle priority")
 }
 
 fn soak(counter: &AtomicU64, lines_per_s: u64) -> ! {
@@ -170,7 +170,7 @@ fn soak(counter: &AtomicU64, lines_per_s: u64) -> ! {
     let (mut work, mut value) = (0u64, 1);
     if lines_per_s == 0 {
         loop {
-            dirty(LINES_OF_A_UNIT);
+            dirty(LINES_PER_UNIT);
             work += 1;
             counter.store(work, Ordering::Relaxed);
         }
@@ -194,11 +194,11 @@ fn spin_ns() -> u64 {
         black_box((0..TIMED_SPINS).fold(1, |value, _| spin(value)));
         begin.elapsed().as_nanos() / u128::from(TIMED_SPINS)
     };
-    (0..TIMES).map(time).min().and_then(|ns| u64::try_from(ns).ok()).unwrap_or(1)
+    (0..TIMED_RUNS).map(time).min().and_then(|ns| u64::try_from(ns).ok()).unwrap_or(1)
 }
 
 fn spin(mut value: u64) -> u64 {
-    for _ in 0..SPIN {
+    for _ in 0..SPIN_MULTIPLICATIONS {
         value = black_box(value.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     }
     value

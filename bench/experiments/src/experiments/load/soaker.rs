@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 
 use crate::experiments::load::soak::{Counters, STRIDE_BYTES};
 use crate::kit::{
-    Failure, Interval, Launcher, Result, Server, Side, TemporaryDirectory, While, number, processors,
+    Failure, Interval, Launcher, Result, Server, Side, TemporaryDirectory, While, format_number, processors,
     start_server,
 };
 
 /// Maximum share of processor time that other tasks than the soakers may have in a calibration: the system's own work.
-const UNLOADED: f64 = 0.02;
+const MAX_IDLE_LOAD: f64 = 0.02;
 /// Share from which the soakers' loss cannot be attributed to the traffic.
-const LOADED: f64 = 0.2;
+const MIN_INVALID_LOAD: f64 = 0.2;
 
 /// Threads at idle priority, one on each processor.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct Soakers {
 
 /// State of the soakers' counters at one moment.
 #[derive(Clone, Debug)]
-pub struct Moment {
+pub struct CounterSnapshot {
     at: Instant,
     work: u64,
     cpu_ns: u64,
@@ -46,7 +46,7 @@ pub struct Moment {
 
 /// Work of the soakers during an interval.
 #[derive(Clone, Copy, Debug)]
-pub struct Soaked {
+pub struct SoakerWork {
     /// Length of the interval.
     pub elapsed: Duration,
     /// Units of work per second on all processors.
@@ -61,14 +61,14 @@ impl Soakers {
     /// # Errors
     /// [`Failure`] when the soakers cannot be started, bound to their processors or given idle priority.
     pub fn start(launcher: &Launcher, lines_per_s: u64) -> Result<Self> {
-        let count = processors::numbers().len();
-        let what = "making a file of counters";
+        let count = processors::available().len();
+        let what = "creating the counters' file";
         let file: OwnedFd = rustix::fs::memfd_create("uncopy-soakers", MemfdFlags::CLOEXEC).doing(what)?;
         rustix::fs::ftruncate(&file, (count * STRIDE_BYTES) as u64).doing(what)?;
         let counters = Counters::map(&file, count).doing(what)?;
         let fd = file.as_raw_fd();
         let words = ["soak".to_owned(), format!("--counters={fd}"), format!("--lines={lines_per_s}")];
-        let mut command = launcher.bench(Side::Plain, &words);
+        let mut command = launcher.bench_command(Side::Plain, &words);
         let pass = move || {
             // SAFETY: fcntl(2) with F_SETFD is async-signal-safe and takes no pointer; the child inherits `fd`,
             // open.
@@ -85,7 +85,7 @@ impl Soakers {
         drop(file);
         let line = server.first_line()?;
         if line != format!("soaking {count}") {
-            return Err(Failure::new(format!("soak wrote \"{}\"", line.escape_debug())));
+            return Err(Failure::new(format!("unexpected output of soak: \"{}\"", line.escape_debug())));
         }
         Ok(Self { server, counters, calibrations: Vec::new() })
     }
@@ -100,10 +100,10 @@ impl Soakers {
     ///
     /// # Errors
     /// [`Failure`] when the soakers have ended.
-    pub fn moment(&mut self) -> Result<Moment> {
+    pub fn snapshot(&mut self) -> Result<CounterSnapshot> {
         let cpu_ns = self.server.process().cpu_ns()?;
-        let work = (0..self.count()).map(|place| self.counters.at(place).load(Ordering::Relaxed)).sum();
-        Ok(Moment { at: Instant::now(), work, cpu_ns })
+        let work = (0..self.count()).map(|index| self.counters.at(index).load(Ordering::Relaxed)).sum();
+        Ok(CounterSnapshot { at: Instant::now(), work, cpu_ns })
     }
 
     /// Returns the work done since `begin`.
@@ -111,13 +111,13 @@ impl Soakers {
     /// # Errors
     /// [`Failure`] when the soakers have ended.
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-    pub fn since(&mut self, begin: &Moment) -> Result<Soaked> {
-        let end = self.moment()?;
+    pub fn since(&mut self, begin: &CounterSnapshot) -> Result<SoakerWork> {
+        let end = self.snapshot()?;
         let elapsed = end.at.duration_since(begin.at);
         let all_ns = elapsed.as_nanos() as f64 * self.count() as f64;
         let others = 1.0 - end.cpu_ns.saturating_sub(begin.cpu_ns) as f64 / all_ns;
         let work_per_s = end.work.saturating_sub(begin.work) as f64 / elapsed.as_secs_f64();
-        Ok(Soaked { elapsed, work_per_s, others: others.clamp(0.0, 1.0) })
+        Ok(SoakerWork { elapsed, work_per_s, others: others.clamp(0.0, 1.0) })
     }
 
     /// Measures the machine without traffic for `duration` and keeps the result. Returns the work per second.
@@ -125,7 +125,7 @@ impl Soakers {
     /// # Errors
     /// [`Failure`] when the soakers have ended.
     pub fn calibrate(&mut self, duration: Duration) -> Result<f64> {
-        let begin = self.moment()?;
+        let begin = self.snapshot()?;
         std::thread::sleep(duration);
         let soaked = self.since(&begin)?;
         self.calibrations.push((soaked.work_per_s, soaked.others));
@@ -158,11 +158,12 @@ impl Calibration {
         let Self { work_per_s, others } = self;
         let warning = self.warning().map_or_else(String::new, |warning| format!("note: {warning}\n"));
         format!(
-            "calibration: {processors} soakers, {} units of work in a second ({} to {}), others had {:.2} % of the machine\n\
-         {warning}",
-            number(work_per_s.median),
-            number(work_per_s.low),
-            number(work_per_s.high),
+            "calibration: {processors} soakers, {} units of work per second ({} to {}); other programs used \
+             {:.2} % of the machine\n\
+             {warning}",
+            format_number(work_per_s.median),
+            format_number(work_per_s.low),
+            format_number(work_per_s.high),
             others.median * 100.0
         )
     }
@@ -180,23 +181,23 @@ impl Calibration {
 
     /// Returns whether others used too much of the machine for a load to be measured.
     #[must_use]
-    pub fn is_void(&self) -> bool {
-        self.others.median >= LOADED
+    pub fn is_invalid(&self) -> bool {
+        self.others.median >= MIN_INVALID_LOAD
     }
 
     /// Returns the warning for the reader if the machine was loaded.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let Self { work_per_s, others } = self;
-        (others.median > UNLOADED).then(|| {
+        (others.median > MAX_IDLE_LOAD).then(|| {
             format!(
-                "the machine was not unloaded: without traffic others used {:.1} % of it ({:.1} to {:.1} %), and the \
-                 soakers' work differed by {:.1} %; {}",
+                "the machine was not idle: without traffic, other programs used {:.1} % of it ({:.1} to {:.1} \
+                 %), and the soakers' work varied by {:.1} %; {}",
                 others.median * 100.0,
                 others.low * 100.0,
                 others.high * 100.0,
                 (work_per_s.high - work_per_s.low) / work_per_s.median * 100.0,
-                if self.is_void() { "no load is told; end the other programs" } else { "loads below that mean nothing" }
+                if self.is_invalid() { "no load is reported; stop the other programs" } else { "smaller loads are meaningless" }
             )
         })
     }
@@ -205,7 +206,7 @@ impl Calibration {
 /// Returns the share of the machine taken by something that left `work_per_s` of `reference`, 0 to 1. Below 0
 /// if the machine was less disturbed than in the calibration; NaN if `reference` is 0.
 #[must_use]
-pub fn taken(work_per_s: f64, reference: f64) -> f64 {
+pub fn load_fraction(work_per_s: f64, reference: f64) -> f64 {
     if reference > 0.0 { 1.0 - work_per_s / reference } else { f64::NAN }
 }
 
@@ -214,14 +215,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_is_the_work_that_is_missing() {
-        assert!((taken(75.0, 100.0) - 0.25).abs() < 1e-12);
-        assert!(taken(101.0, 100.0) < 0.0);
-        assert!(taken(0.0, 0.0).is_nan() && taken(5.0, 0.0).is_nan());
+    fn the_load_is_the_missing_work() {
+        assert!((load_fraction(75.0, 100.0) - 0.25).abs() < 1e-12);
+        assert!(load_fraction(101.0, 100.0) < 0.0);
+        assert!(load_fraction(0.0, 0.0).is_nan() && load_fraction(5.0, 0.0).is_nan());
     }
 
     #[test]
-    fn only_a_machine_that_others_use_is_warned_of() {
+    fn only_a_busy_machine_gets_a_warning() {
         let spread = |median: f64| Interval { median, low: median / 2.0, high: median * 1.5 };
         let of = |others| Calibration { work_per_s: spread(1e6), others: spread(others) }.warning();
         assert_eq!(of(0.001), None);
@@ -230,8 +231,8 @@ mod tests {
             warning.contains("used 30.0 % of it (15.0 to 45.0 %)") && warning.contains("100.0 %"),
             "{warning}"
         );
-        assert!(warning.contains("no load is told"), "{warning}");
+        assert!(warning.contains("no load is reported"), "{warning}");
         let warning = of(0.1).expect("a tenth of it");
-        assert!(warning.contains("loads below that mean nothing"), "{warning}");
+        assert!(warning.contains("smaller loads are meaningless"), "{warning}");
     }
 }

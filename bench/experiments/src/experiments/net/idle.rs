@@ -15,25 +15,25 @@ use crate::kit::statistics::median;
 use crate::kit::{
     Align, Comparison, Launcher, Progress, Result, Rounds, Sample, Side, Table, TemporaryDirectory, While,
 };
-use crate::servers::net::{Place, Service};
+use crate::servers::net::{Service, TcpStack};
 use crate::servers::peer::{self, GREETING_BYTES};
 
 const SIDES: [Side; 2] = [Side::Plain, Side::Net];
 /// Number of rounds, each with a new process of every side.
 const ROUNDS: usize = 3;
 /// Connections opened before the others, to exclude allocations that are made once.
-const FIRST: usize = 16;
+const WARM_UP_CONNECTIONS: usize = 16;
 /// Time without requests before processor time is measured, and time for which it is measured.
 const SETTLE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(10);
 /// Divisor of these times with `--quick`.
-const QUICK_PART: u32 = 10;
+const QUICK_DIVISOR: u32 = 10;
 /// Time limit for the answer to a greeting.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Cost of idle connections in one round under one side.
 #[derive(Clone, Copy, Debug)]
-pub struct Idle {
+pub struct IdleCost {
     side: Side,
     connections: usize,
     /// Resident memory of program and service per connection, bytes.
@@ -46,17 +46,17 @@ pub struct Idle {
 
 /// Measures idle connections under every side.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-pub fn measure(options: &Net, launcher: &Launcher, progress: &mut Progress) -> (Comparison, Vec<Idle>) {
+pub fn measure(options: &Net, launcher: &Launcher, progress: &mut Progress) -> (Comparison, Vec<IdleCost>) {
     raise_descriptor_limit();
     let mut comparison = Comparison::new(format!("{} idle", options.idle), 0, &SIDES);
     let mut all = Vec::new();
-    let (rounds, part) = if options.form.quick { (1, QUICK_PART) } else { (ROUNDS, 1) };
+    let (rounds, part) = if options.common.quick { (1, QUICK_DIVISOR) } else { (ROUNDS, 1) };
     Rounds::exactly(rounds).run_one(&mut comparison, progress, |side, _| {
-        let idle = look(launcher, side, options.idle, SETTLE / part, IDLE / part)?;
+        let idle = measure_side(launcher, side, options.idle, SETTLE / part, IDLE / part)?;
         all.push(idle);
         Ok(Sample {
             resident_bytes: Some((idle.program_bytes + idle.service_bytes) * options.idle as f64),
-            verified_bytes: Some(((FIRST + options.idle) * GREETING_BYTES) as u64),
+            verified_bytes: Some(((WARM_UP_CONNECTIONS + options.idle) * GREETING_BYTES) as u64),
             ..Sample::default()
         })
     });
@@ -65,38 +65,43 @@ pub fn measure(options: &Net, launcher: &Launcher, progress: &mut Progress) -> (
 
 /// Measures `connections` idle connections under a side.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn look(
+fn measure_side(
     launcher: &Launcher,
     side: Side,
     connections: usize,
     settle: Duration,
     idle: Duration,
-) -> Result<Idle> {
+) -> Result<IdleCost> {
     let service = side.service().map(|copies: ApiCopies| Service::start(launcher, copies)).transpose()?;
-    let (place, launcher) = match &service {
-        Some(service) => (Place::Service(service.host()), launcher.served_by(&service.control())),
-        None => (Place::Kernel, launcher.clone()),
+    let (stack, launcher) = match &service {
+        Some(service) => (TcpStack::Service(service.host()), launcher.with_service(&service.control())),
+        None => (TcpStack::Kernel, launcher.clone()),
     };
-    let host = place.host();
-    let held = FIRST + connections;
-    let arguments = ["peer".to_owned(), format!("--host={host}"), format!("--hold={held}")];
-    let (command, directory) = (launcher.bench(side, &arguments), TemporaryDirectory::make()?);
-    let mut peer = place.start(command, "the peer", directory)?;
-    let address = peer::address(host, &peer.first_line()?)?;
-    let (program, beside) = (peer.pid(), service.as_ref().map(Service::pid));
-    let outcome = (|| -> Result<Idle> {
-        let first = connect(address, FIRST)?;
+    let host = stack.host();
+    let connection_count = WARM_UP_CONNECTIONS + connections;
+    let arguments = ["peer".to_owned(), format!("--host={host}"), format!("--hold={connection_count}")];
+    let (command, directory) = (launcher.bench_command(side, &arguments), TemporaryDirectory::make()?);
+    let mut peer = stack.start(command, "the peer", directory)?;
+    let address = peer::parse_address(host, &peer.first_line()?)?;
+    let (program, service_pid) = (peer.pid(), service.as_ref().map(Service::pid));
+    let outcome = (|| -> Result<IdleCost> {
+        let first = connect(address, WARM_UP_CONNECTIONS)?;
         std::thread::sleep(settle);
-        let before = (Taken::of(program)?, beside.map_or(Ok(Taken::default()), Taken::of)?);
+        let before =
+            (ProcessUsage::of(program)?, service_pid.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
         let others = connect(address, connections)?;
         std::thread::sleep(settle);
-        let begin = (Taken::of(program)?, beside.map_or(Ok(Taken::default()), Taken::of)?);
+        let begin =
+            (ProcessUsage::of(program)?, service_pid.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
         std::thread::sleep(idle);
-        let end = (Taken::of(program)?, beside.map_or(Ok(Taken::default()), Taken::of)?);
+        let end =
+            (ProcessUsage::of(program)?, service_pid.map_or(Ok(ProcessUsage::default()), ProcessUsage::of)?);
         drop((first, others));
-        let bytes = |before: Taken, end: Taken| (end.bytes - before.bytes) / connections as f64;
-        let percent = |begin: Taken, end: Taken| (end.cpu_ns - begin.cpu_ns) / idle.as_nanos() as f64 * 100.0;
-        Ok(Idle {
+        let bytes = |before: ProcessUsage, end: ProcessUsage| (end.bytes - before.bytes) / connections as f64;
+        let percent = |begin: ProcessUsage, end: ProcessUsage| {
+            (end.cpu_ns - begin.cpu_ns) / idle.as_nanos() as f64 * 100.0
+        };
+        Ok(IdleCost {
             side,
             connections,
             program_bytes: bytes(before.0, end.0),
@@ -115,7 +120,7 @@ fn connect(address: SocketAddr, count: usize) -> Result<Vec<TcpStream>> {
         let mut greeting = [7; GREETING_BYTES];
         stream.set_read_timeout(Some(TIMEOUT)).doing("connecting")?;
         stream.write_all(&greeting).doing("greeting")?;
-        stream.read_exact(&mut greeting).doing("being greeted")?;
+        stream.read_exact(&mut greeting).doing("waiting for the greeting")?;
         Ok(stream)
     };
     (0..count).map(connection).collect()
@@ -123,13 +128,13 @@ fn connect(address: SocketAddr, count: usize) -> Result<Vec<TcpStream>> {
 
 /// Resources that a process has used so far.
 #[derive(Clone, Copy, Debug, Default)]
-struct Taken {
+struct ProcessUsage {
     /// Resident memory, bytes.
     bytes: f64,
     cpu_ns: f64,
 }
 
-impl Taken {
+impl ProcessUsage {
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
     fn of(pid: Pid) -> Result<Self> {
         let bytes = resident_bytes(pid)?;
@@ -139,7 +144,7 @@ impl Taken {
 }
 
 /// Renders the figures as text.
-pub fn render(all: &[Idle]) -> String {
+pub fn render(all: &[IdleCost]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("idle connections", Left),
@@ -150,7 +155,7 @@ pub fn render(all: &[Idle]) -> String {
         ("service, % of a processor", Right),
     ]);
     for side in SIDES {
-        let of = |value: fn(&Idle) -> f64| {
+        let of = |value: fn(&IdleCost) -> f64| {
             let values: Vec<f64> = all.iter().filter(|idle| idle.side == side).map(value).collect();
             median(&values).unwrap_or_default()
         };
@@ -164,15 +169,16 @@ pub fn render(all: &[Idle]) -> String {
         ]);
     }
     format!(
-        "{}\nbytes each: growth of resident memory for each connection, over which 1 KiB has passed each way; what sockets take in the \
-         kernel is not in it. Medians\n",
+        "{}\n\
+         bytes each: growth of resident memory per connection, after 1 KiB in each direction, without the \
+         kernel's socket buffers; medians\n",
         table.render()
     )
 }
 
 /// Returns the results as JSON.
-pub fn findings(all: &[Idle]) -> Value {
-    let finding = |idle: &Idle| {
+pub fn findings(all: &[IdleCost]) -> Value {
+    let finding = |idle: &IdleCost| {
         json!({
             "side": idle.side.key(),
             "connections": idle.connections,

@@ -11,7 +11,7 @@ use crate::kit::{
     Align, Comparison, Failure, Launcher, Metric, Progress, Result, Rounds, Sample, Server, Side, Table,
     TemporaryDirectory, While, figures,
 };
-use crate::servers::bad_network::{BadNetwork, Badness, NEAR};
+use crate::servers::impaired_network::{ImpairedNetwork, Impairments, NEAR_ADDRESS};
 use crate::servers::net::Service;
 use crate::servers::peer;
 
@@ -24,67 +24,78 @@ const MEGABITS: Metric = |sample| sample.megabits_per_s;
 
 /// Direction of the transfer, seen from this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Sends,
     Receives,
 }
 
 /// Measures transfers in both directions.
 pub fn measure(options: &Net, launcher: &Launcher, progress: &mut Progress) -> Vec<Comparison> {
-    let ways = [Way::Sends, Way::Receives];
-    let mut comparisons = ways.map(|way| {
-        let way = if way == Way::Sends { "sends" } else { "receives" };
-        Comparison::new(format!("loss 1 %, 50 ms, {way}"), peer::BLOCK_BYTES as u64, &SIDES)
-            .with("loss", LOSS)
-            .with("round_trip_ms", 2.0 * DELAY_MS)
+    let directions = [Direction::Sends, Direction::Receives];
+    let mut comparisons = directions.map(|direction| {
+        let direction = if direction == Direction::Sends { "sends" } else { "receives" };
+        Comparison::new(format!("loss 1 %, 50 ms, {direction}"), peer::BLOCK_BYTES as u64, &SIDES)
+            .with_parameter("loss", LOSS)
+            .with_parameter("round_trip_ms", 2.0 * DELAY_MS)
     });
-    Rounds::exactly(options.transfers).run(&mut comparisons, &ways, progress, |way, side, round| {
-        transfer(launcher, *way, side, round, options.transfer_seconds)
-    });
+    Rounds::exactly(options.transfers).run(
+        &mut comparisons,
+        &directions,
+        progress,
+        |direction, side, round| transfer(launcher, *direction, side, round, options.transfer_seconds),
+    );
     comparisons.into()
 }
 
 /// Measures a transfer over a new connection, with its own service and network.
-fn transfer(launcher: &Launcher, way: Way, side: Side, seed: usize, duration: Duration) -> Result<Sample> {
-    let network = BadNetwork::make(Badness { seed, loss: LOSS, delay_ms: DELAY_MS })?;
-    let Some(copies) = side.service() else { return over(&network, launcher, way, side, NEAR, duration) };
+fn transfer(
+    launcher: &Launcher,
+    direction: Direction,
+    side: Side,
+    seed: usize,
+    duration: Duration,
+) -> Result<Sample> {
+    let network = ImpairedNetwork::make(Impairments { seed, loss: LOSS, delay_ms: DELAY_MS })?;
+    let Some(copies) = side.service() else {
+        return transfer_over(&network, launcher, direction, side, NEAR_ADDRESS, duration);
+    };
     let service = Service::start(launcher, copies)?;
-    let launcher = launcher.served_by(&service.control());
-    over(&network, &launcher, way, side, service.host(), duration)
+    let launcher = launcher.with_service(&service.control());
+    transfer_over(&network, &launcher, direction, side, service.host(), duration)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn over(
-    network: &BadNetwork,
+fn transfer_over(
+    network: &ImpairedNetwork,
     launcher: &Launcher,
-    way: Way,
+    direction: Direction,
     side: Side,
     near: Ipv4Addr,
     duration: Duration,
 ) -> Result<Sample> {
-    let task = match way {
-        Way::Sends => "--send".to_owned(),
-        Way::Receives => format!("--receive={}", duration.as_secs_f64()),
+    let task = match direction {
+        Direction::Sends => "--send".to_owned(),
+        Direction::Receives => format!("--receive={}", duration.as_secs_f64()),
     };
     let arguments = ["peer".to_owned(), format!("--host={near}"), task];
-    let command = launcher.bench(side, &arguments);
+    let command = launcher.bench_command(side, &arguments);
     let mut peer = Server::start(command, "the peer", TemporaryDirectory::make()?)?;
-    let address = peer::address(near, &peer.first_line()?)?;
-    let outcome = network.at_host(|| {
-        let at_host = || -> Result<u64> {
-            let stream = TcpStream::connect(address).doing("connecting through a bad network")?;
+    let address = peer::parse_address(near, &peer.first_line()?)?;
+    let outcome = network.in_host_namespace(|| {
+        let exchange = || -> Result<u64> {
+            let stream = TcpStream::connect(address).doing("connecting through the impaired network")?;
             peer::use_cubic(&stream)?;
-            match way {
-                Way::Sends => peer::receive(&stream, duration),
-                Way::Receives => peer::send(&stream).map(|()| 0),
+            match direction {
+                Direction::Sends => peer::receive(&stream, duration),
+                Direction::Receives => peer::send(&stream).map(|()| 0),
             }
         };
-        Ok(at_host())
+        Ok(exchange())
     });
     let outcome = outcome.unwrap_or_else(|error: io::Error| Err(Failure::new(error.to_string())));
     let mut bytes = outcome.map_err(|failure| peer.process().explain(&failure))?;
-    if way == Way::Receives {
-        bytes = peer::number(&peer.first_line()?, "received ")?;
+    if direction == Direction::Receives {
+        bytes = peer::parse_number(&peer.first_line()?, "received ")?;
     }
     let bits = bytes as f64 * 8.0;
     Ok(Sample {
@@ -106,18 +117,20 @@ pub fn render(comparisons: &[Comparison]) -> String {
         ("net over the kernel", Right),
     ]);
     for comparison in comparisons {
-        let of = |side| figures::ratio(comparison.figure(side, MEGABITS));
+        let of = |side| figures::ratio_cell(comparison.figure(side, MEGABITS));
         table.row(vec![
             comparison.title().to_owned(),
-            comparison.rounds().to_string(),
+            comparison.round_count().to_string(),
             of(Side::Plain),
             of(Side::Net),
-            figures::ratio(comparison.ratio_of(Side::Net, Side::Plain, MEGABITS)),
+            figures::ratio_cell(comparison.ratio_of(Side::Net, Side::Plain, MEGABITS)),
         ]);
     }
     format!(
-        "{}\nboth use CUBIC; the other end is the kernel's. In each round the same packets are lost. Bytes of which the receiver has \
-         seen that they are right, from the handshake on; medians with their 95 % intervals\n",
+        "{}\n\
+         Both stacks use CUBIC, and the other end is the kernel's TCP. In each round both lose the same \
+         packets.\n\
+         rates: bytes that the receiver verified, from the handshake on; medians with 95 % intervals\n",
         table.render()
     )
 }

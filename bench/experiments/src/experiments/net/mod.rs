@@ -15,26 +15,27 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use super::apps;
-use super::store::place::Place as Files;
+use super::store::directory::StoreDirectory as Files;
 use super::store::servers::LOG_LIMIT_BYTES;
-use super::store::{Fsync, QUICK_ROOM_BYTES, REST_PART, ROOM_BYTES};
+use super::store::{Fsync, MIN_FREE_BYTES, PAUSE_DIVISOR, QUICK_MIN_FREE_BYTES};
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::apps::{Case, Effort, icecast, relay};
 use crate::clients::records::Workload;
-use crate::kit::figures::{self, CPU, LEGEND, RATE, medians};
+use crate::kit::figures::{self, CPU, LEGEND, RATE, median_column};
 use crate::kit::network::{self, Network};
 use crate::kit::processes::descendants;
 use crate::kit::{
-    Align, Comparison, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report, Result,
-    Running, Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, count_parser, counted,
-    measured, processors, quiet, seconds, size, size_parser, word,
+    Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Metric, Outcome, Plot, Progress, Report,
+    Result, RunningServer, Side, Slices, SlicingOptions, Table, TemporaryDirectory, cli_name, copies_parser,
+    count_parser, format_count, format_size, noise, processors, run_with_noise_reduction, seconds,
+    size_parser,
 };
 use crate::servers::echo::command;
-use crate::servers::echo::echoing::Echoing;
-use crate::servers::echo::server::{Reply, Work};
-use crate::servers::net::{Place, served};
-use crate::servers::redis::{AppendOnly, RedisServer, Serving};
+use crate::servers::echo::loaded_echo::LoadedEcho;
+use crate::servers::echo::server::{EchoWork, Reply};
+use crate::servers::net::{TcpStack, start_behind_service};
+use crate::servers::redis::{AppendOnly, LoadedRedis, RedisServer};
 
 /// Sides compared with the kernel's TCP.
 const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net];
@@ -49,28 +50,28 @@ const MANY_BYTES: usize = 64 << 10;
 
 /// A workload of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum What {
+pub enum NetWorkload {
     /// Messages that are copied and sent back
     Echo,
-    /// Messages that are copied, of which the last page alone is read
+    /// Messages that are copied; only the last page is read
     Receive,
-    /// Messages of 64 KiB that are sent back, over several connections
+    /// Messages of 64 KiB that are sent back over several connections
     Connections,
-    /// Redis with values that are set
+    /// Redis with SET only
     Redis,
-    /// Redis under YCSB's workload A
+    /// Redis, YCSB workload A
     Ycsb,
-    /// Icecast with a file, sent to its listeners
+    /// Icecast, a file that is sent to listeners
     Icecast,
-    /// Icecast, how many listeners of a live stream it holds
+    /// Icecast, number of listeners of a live stream
     Relay,
-    /// One connection through a network that loses 1 % of all packets, beside CUBIC of the kernel
+    /// One connection with 1 % packet loss, against the kernel's CUBIC
     Loss,
-    /// Connections of which nothing is asked: memory and processor time
+    /// Idle connections: memory and processor time
     Idle,
 }
 
-impl What {
+impl NetWorkload {
     /// Returns the case of `uncopy-bench apps` that is also measured behind a service, if any.
     const fn case(self) -> Option<&'static Case> {
         match self {
@@ -88,20 +89,22 @@ impl What {
     const fn paper(self, with_log: bool) -> &'static str {
         match self {
             Self::Echo => {
-                "zIO, Figure 5: 12 copies elided 2.8 times; API copies too, up to 21 % more\n\
-                 zIO, Figure 7: 5 copies up to 2 times, API copies up to 40 % more; 0.51 below 32 KiB\n"
+                "zIO, Figure 5: 2.8 times with 12 copies elided; up to 21 % more with API copies elided\n\
+                 zIO, Figure 7: up to 2 times with 5 copies elided; up to 40 % more with API copies elided; \
+                 0.51 times below 32 KiB\n"
             }
             Self::Redis if with_log => {
                 "zIO, Figure 11 (with Strata, in persistent memory): SET up to 2.5 times\n\
-                 zIO, Figure 13: SET of 256 KiB, copies in Redis elided 1.7 times, API copies 9 % more, received where it is \
-                 stored 7 % more, together 2 times; of 8 KiB 0.98\n"
+                 zIO, Figure 13, SET of 256 KiB: 1.7 times with the copies in Redis elided, 9 % more with API \
+                 copies elided, 7 % more when received where it is stored, 2 times in all; SET of 8 KiB: 0.98 \
+                 times\n"
             }
             Self::Ycsb if with_log => {
                 "zIO, Figure 12 (with Strata, in persistent memory): YCSB A up to 2 times\n"
             }
             Self::Icecast => {
-                "zIO, Table 3 (blocks of 64 KB): a file of 1.1 MB 1.25 times (0.89 to 1.08 GB/s)\n\
-                 zIO, Figure 14: a file of 512 KB, several threads: up to 1.17 times what mmap reaches\n"
+                "zIO, Table 3 (blocks of 64 KB): a file of 1.1 MB, 1.25 times (0.89 to 1.08 GB/s)\n\
+                 zIO, Figure 14: a file of 512 KB, several threads, up to 1.17 times mmap\n"
             }
             Self::Relay => "zIO, Table 3 (blocks of 64 KB): 1.16 times as many listeners (812 to 944)\n",
             _ => "",
@@ -109,43 +112,42 @@ impl What {
     }
 }
 
-/// A user-level TCP beside the kernel's: what is gained where its API does not copy
+/// User-level TCP against the kernel's, with and without copies in its API
 #[derive(Debug, Args)]
 #[command(mut_arg("slice", |slice| slice.default_value_ifs([("quick", "true", "0.02"), ("log", "true", "2")])))]
 pub struct Net {
-    /// Workloads to measure; all but loss and idle if none is named (with --quick the echo)
+    /// Workloads to measure [default: all but loss and idle; with --quick, the echo]
     #[arg(value_name = "NAME", value_enum)]
-    pub names: Vec<What>,
-    /// Lengths of messages, in bytes
+    pub names: Vec<NetWorkload>,
+    /// Message sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,524288,1048576",
         default_value_if("quick", "true", "524288"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of copies that the server makes of each message
+    /// Numbers of copies per message in the server
     #[arg(long, value_name = "N,N,...", default_value = "0,5,12", default_value_if("quick", "true", "12"),
         value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
-    /// Lengths of Redis's values, in bytes
+    /// Value sizes of Redis, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "65536,262144", default_value_if("quick", "true", "262144"),
         value_delimiter = ',', value_parser = size_parser())]
     pub values: Vec<usize>,
-    /// Numbers of connections for the workload of that name
+    /// Numbers of connections of the workload `connections`
     #[arg(long, value_name = "N,N,...", default_value = "1,8,64", value_delimiter = ',', value_parser = count_parser())]
     pub connections: Vec<usize>,
-    /// Both stacks together: Redis and YCSB with an append-only file that is synced before each answer, on one side by
-    /// a log
+    /// Measure network and storage stack together: Redis syncs its append-only file before each reply, on one side
+    /// with a log
     #[arg(long)]
     pub log: bool,
-    /// With --log: every side has its log in memory, as if that were persistent: what both stacks would be on
-    /// persistent memory
+    /// With --log: keep the logs of all sides in memory, which emulates persistent memory
     #[arg(long, requires = "log")]
     pub emulate_dax: bool,
-    /// With --log: where the files are written, in a directory that is removed: not in memory
+    /// With --log: directory on a disk in which the temporary directory of the files is created
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
-    /// Connections of each side and way through the network that loses packets
+    /// Number of connections with packet loss, for each side and direction
     #[arg(long, value_name = "N", default_value = "12", default_value_if("quick", "true", "2"), value_parser = count_parser())]
     pub transfers: usize,
-    /// How long each of them lasts
+    /// Duration of each connection with packet loss
     #[arg(long, value_name = "SECONDS", default_value = "10", default_value_if("quick", "true", "2"), value_parser = seconds)]
     pub transfer_seconds: Duration,
     /// Number of idle connections
@@ -153,9 +155,9 @@ pub struct Net {
         value_parser = RangedU64ValueParser::<usize>::new().range(1..=20_000))]
     pub idle: usize,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Net {
@@ -164,18 +166,19 @@ impl Experiment for Net {
     fn run(&self) -> Result<Outcome> {
         if network::current() == Network::Loopback {
             return Err(Failure::new(
-                "net has its clients in another network namespace; run it with --network veth-9000 or veth-1500",
+                "net needs its clients in another network namespace; run it with --network veth-9000 or \
+                 veth-1500",
             ));
         }
         let files = if self.log { Some(self.files()?) } else { None };
-        measured(&self.form, |launcher, progress| {
+        run_with_noise_reduction(&self.common, |launcher, progress| {
             let slices = self.slices();
             let measure = |point: Point| point.measure(launcher, &slices, files.as_ref(), progress);
             let mut comparisons: Vec<Comparison> = self.points().into_iter().map(measure).collect();
             let (mut texts, mut versions, mut findings) = (Vec::new(), Vec::new(), Vec::new());
-            let cases: Vec<&Case> = self.asked().filter_map(What::case).collect();
+            let cases: Vec<&Case> = self.selected().filter_map(NetWorkload::case).collect();
             if !cases.is_empty() {
-                let effort = if self.form.quick { Effort::Quick } else { Effort::Full };
+                let effort = if self.common.quick { Effort::Quick } else { Effort::Full };
                 let measured = apps::measure::measure(launcher, &cases, effort, &slices, progress);
                 comparisons.extend(measured.comparisons);
                 versions = measured.versions;
@@ -183,16 +186,16 @@ impl Experiment for Net {
             if !comparisons.is_empty() {
                 let text =
                     if self.log { render_stacks(&comparisons, self.stacks()) } else { render(&comparisons) };
-                let papers = self.asked().map(|what| what.paper(self.log));
+                let papers = self.selected().map(|what| what.paper(self.log));
                 texts.push(std::iter::once(&*text).chain(papers).collect());
             }
-            if self.is_asked(What::Loss) {
+            if self.is_selected(NetWorkload::Loss) {
                 let measured = loss::measure(self, launcher, progress);
                 texts.push(loss::render(&measured));
                 comparisons.extend(measured);
             }
             let plot = plot(&comparisons);
-            if self.is_asked(What::Idle) {
+            if self.is_selected(NetWorkload::Idle) {
                 let (comparison, all) = idle::measure(self, launcher, progress);
                 texts.push(idle::render(&all));
                 findings.push(("idle", idle::findings(&all)));
@@ -207,13 +210,14 @@ impl Net {
     /// Prepares the directory of files to be synced, as the experiment `store` does.
     fn files(&self) -> Result<Files> {
         if let Some(other) = self.names.iter().find(|what| !what.has_files()) {
-            let name = word(other);
+            let name = cli_name(other);
             return Err(Failure::new(format!(
-                "--log measures redis and ycsb, not {name}, which writes no file; leave out {name}, or --log"
+                "--log measures redis and ycsb, not {name}, which writes no file; remove {name} or --log"
             )));
         }
-        let files = Files::of(&self.dir, if self.form.quick { QUICK_ROOM_BYTES } else { ROOM_BYTES })?;
-        quiet::want_idle_loops(false);
+        let files =
+            Files::of(&self.dir, if self.common.quick { QUICK_MIN_FREE_BYTES } else { MIN_FREE_BYTES })?;
+        noise::enable_idle_loops(false);
         descendants::adopt();
         Ok(files)
     }
@@ -225,46 +229,50 @@ impl Net {
 
     fn slices(&self) -> Slices {
         if self.log {
-            Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(self.stacks()) }
+            Slices { pause: self.slicing.slice / PAUSE_DIVISOR, ..self.slicing.slices(self.stacks()) }
         } else {
             self.slicing.slices(&SIDES)
         }
     }
 
-    fn is_asked(&self, what: What) -> bool {
+    fn is_selected(&self, what: NetWorkload) -> bool {
         match self.names.as_slice() {
             [] if self.log => what.has_files(),
-            [] => what == What::Echo || !self.form.quick && !matches!(what, What::Loss | What::Idle),
+            [] => {
+                what == NetWorkload::Echo
+                    || !self.common.quick && !matches!(what, NetWorkload::Loss | NetWorkload::Idle)
+            }
             names => names.contains(&what),
         }
     }
 
     /// Returns the workloads to measure.
-    fn asked(&self) -> impl Iterator<Item = What> {
-        What::value_variants().iter().copied().filter(|what| self.is_asked(*what))
+    fn selected(&self) -> impl Iterator<Item = NetWorkload> {
+        NetWorkload::value_variants().iter().copied().filter(|what| self.is_selected(*what))
     }
 
     fn points(&self) -> Vec<Point> {
-        let is_asked = |what| self.is_asked(what);
+        let is_selected = |what| self.is_selected(what);
         let mut points = Vec::new();
-        for (what, reply) in [(What::Echo, Reply::Echo), (What::Receive, Reply::LastPage)] {
-            for size_bytes in self.sizes.iter().filter(|_| is_asked(what)) {
+        for (what, reply) in [(NetWorkload::Echo, Reply::Echo), (NetWorkload::Receive, Reply::LastPage)] {
+            for size_bytes in self.sizes.iter().filter(|_| is_selected(what)) {
                 points.extend(self.copies.iter().map(|copies| {
-                    let work = Work { size_bytes: *size_bytes, copies: *copies, reply, ..Work::default() };
+                    let work =
+                        EchoWork { size_bytes: *size_bytes, copies: *copies, reply, ..EchoWork::default() };
                     Point::Messages { work, connections: 1 }
                 }));
             }
         }
-        if is_asked(What::Connections) {
-            let work = Work { size_bytes: MANY_BYTES, ..Work::default() };
+        if is_selected(NetWorkload::Connections) {
+            let work = EchoWork { size_bytes: MANY_BYTES, ..EchoWork::default() };
             points.extend(
                 self.connections
                     .iter()
                     .map(|connections| Point::Messages { work, connections: *connections }),
             );
         }
-        for (what, workload) in [(What::Redis, Workload::Set), (What::Ycsb, Workload::YcsbA)] {
-            let values = self.values.iter().filter(|_| is_asked(what));
+        for (what, workload) in [(NetWorkload::Redis, Workload::Set), (NetWorkload::Ycsb, Workload::YcsbA)] {
+            let values = self.values.iter().filter(|_| is_selected(what));
             points.extend(values.map(|size_bytes| Point::Values { workload, size_bytes: *size_bytes }));
         }
         points
@@ -275,7 +283,7 @@ impl Net {
 #[derive(Clone, Copy, Debug)]
 enum Point {
     /// Messages to a server with a thread for each connection.
-    Messages { work: Work, connections: usize },
+    Messages { work: EchoWork, connections: usize },
     /// Values of Redis, by workload and length in bytes.
     Values { workload: Workload, size_bytes: usize },
 }
@@ -286,24 +294,25 @@ impl Point {
         match self {
             Self::Messages { work, connections } => {
                 let what = if work.reply == Reply::Echo { "echo" } else { "receive" };
-                let copies = counted(work.copies, "copy", "copies");
-                let title = format!("{what} {}, {copies}", size(work.size_bytes as u64));
+                let copies = format_count(work.copies, "copy", "copies");
+                let title = format!("{what} {}, {copies}", format_size(work.size_bytes as u64));
                 let title =
                     if *connections == 1 { title } else { format!("{title}, {connections} connections") };
                 Comparison::new(title, work.size_bytes as u64, sides)
-                    .with("size_bytes", work.size_bytes as f64)
-                    .with("copies", work.copies as f64)
-                    .with("connections", *connections as f64)
+                    .with_parameter("size_bytes", work.size_bytes as f64)
+                    .with_parameter("copies", work.copies as f64)
+                    .with_parameter("connections", *connections as f64)
             }
             Self::Values { workload, size_bytes } => {
                 let synced = if is_synced { ", synced" } else { "" };
-                let title = format!("redis {} {}{synced}", workload.name(), size(*size_bytes as u64));
-                Comparison::new(title, *size_bytes as u64, sides).with("size_bytes", *size_bytes as f64)
+                let title = format!("redis {} {}{synced}", workload.name(), format_size(*size_bytes as u64));
+                Comparison::new(title, *size_bytes as u64, sides)
+                    .with_parameter("size_bytes", *size_bytes as f64)
             }
         }
     }
 
-    /// Measures the point. `files` is the place of Redis's append-only file, which is synced.
+    /// Measures the point. `files` is the directory of Redis's append-only file, which is synced.
     fn measure(
         self,
         launcher: &Launcher,
@@ -320,8 +329,8 @@ impl Point {
             Err(missing) => comparison.skip(missing.to_string()),
             Ok(programs) => slices.run(launcher, &mut comparison, false, progress, |side| {
                 let by = |command, _: &_| Ok(command);
-                served(launcher, side, by, |launcher, place| {
-                    self.start(launcher, side, &programs, place, files)
+                start_behind_service(launcher, side, by, |launcher, stack| {
+                    self.start(launcher, side, &programs, stack, files)
                 })
             }),
         }
@@ -334,20 +343,20 @@ impl Point {
         launcher: &Launcher,
         side: Side,
         programs: &Programs,
-        place: Place,
+        stack: TcpStack,
         files: Option<&Files>,
-    ) -> Result<Box<dyn Running>> {
+    ) -> Result<Box<dyn RunningServer>> {
         let clients = processors::of_clients(processors::ONE_THREAD);
         let start = |mut command, title: &str, directory| {
-            processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
-            place.start(command, title, directory)
+            processors::bind_command(&mut command, processors::of_server(processors::ONE_THREAD));
+            stack.start(command, title, directory)
         };
         match self {
             Self::Messages { work, connections } => {
-                let arguments = command::arguments(place.host(), &work, connections);
-                let command = launcher.bench(side, &arguments);
+                let arguments = command::arguments(stack.host(), &work, connections);
+                let command = launcher.bench_command(side, &arguments);
                 let server = start(command, "the echo server", TemporaryDirectory::make()?)?;
-                Ok(Box::new(Echoing::new(server, place.host(), work, connections, clients)?))
+                Ok(Box::new(LoadedEcho::new(server, stack.host(), work, connections, clients)?))
             }
             Self::Values { workload, size_bytes } => {
                 let program = programs.path(REDIS.program)?;
@@ -360,9 +369,9 @@ impl Point {
                     };
                     start(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
                 };
-                let redis = RedisServer::start_at(place, append_only, start)?;
-                let serving = Serving::new(redis, workload, size_bytes, 1)?;
-                Ok(Box::new(serving.rewriting_past(LOG_LIMIT_BYTES)))
+                let redis = RedisServer::start_at(stack, append_only, start)?;
+                let loaded = LoadedRedis::new(redis, workload, size_bytes, 1)?;
+                Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
             }
         }
     }
@@ -376,15 +385,21 @@ const CLIENT: Metric = |sample| sample.client_cpu_us;
 const PROGRAM: Metric = |sample| Some(sample.cpu_us? - sample.service_cpu_us.unwrap_or(0.0));
 
 fn render(comparisons: &[Comparison]) -> String {
-    let extras =
-        [medians("program µs", PROGRAM), medians("service µs", SERVICE), medians("clients µs", CLIENT)];
+    let extras = [
+        median_column("program µs", PROGRAM),
+        median_column("service µs", SERVICE),
+        median_column("clients µs", CLIENT),
+    ];
     format!(
-        "{}{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices. net: large parts pass by reference between service and \
-         program; API copied: they are copied there (uncopy net --api-copies make); all copied: the program copies there and \
-         within, with libc's heap; heap only: with uncopy's\n",
-        gains(comparisons),
+        "{}{}{}\n\
+         {LEGEND}plain: the kernel's TCP over a veth pair\n\
+         net: large parts pass by reference between service and program\n\
+         net, API copied: as net, but the API copies (uncopy net --api-copies make)\n\
+         net, all copied: the API and the program copy, with libc's heap\n\
+         net, heap only: as all copied, with uncopy's heap\n",
+        gains_table(comparisons),
         figures::table(comparisons, &extras),
-        figures::counts(comparisons)
+        figures::counts_table(comparisons)
     )
 }
 
@@ -395,42 +410,46 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
     let (cpu, legend) = if last.logs_in_memory() {
         (
             "CPU, and API",
-            "net, DAX: as without --log, and what is synced goes to a log in memory (uncopy run --log --log-emulate-dax): \
-             nothing survives power loss",
+            "net, DAX: as without --log, with synced data in a log in memory (uncopy run --log \
+             --log-emulate-dax), which does not survive power loss",
         )
     } else {
-        ("CPU, and log", "net: as without --log; net, log: what is synced goes to a log (uncopy run --log)")
+        ("CPU, and log", "net: as without --log\nnet, log: with synced data in a log (uncopy run --log)")
     };
     let shown = std::iter::once(&Side::Plain).chain(&sides[1..]);
     let columns: Vec<(&str, Side, Metric)> =
         std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, RATE)).chain([(cpu, last, CPU)]).collect();
     let headings = columns.iter().map(|(heading, ..)| (*heading, Align::Right));
-    let headings: Vec<_> = std::iter::once(("over what copies all", Align::Left)).chain(headings).collect();
+    let headings: Vec<_> = std::iter::once(("over all copied", Align::Left)).chain(headings).collect();
     let mut bars = Table::new(&headings);
     for comparison in comparisons {
-        let over =
-            |(_, side, metric): &(_, Side, Metric)| figures::ratio(comparison.ratio_of(*side, base, *metric));
+        let over = |(_, side, metric): &(_, Side, Metric)| {
+            figures::ratio_cell(comparison.ratio_of(*side, base, *metric))
+        };
         bars.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
     }
     let p50: Metric = |sample| sample.latency_p50_us;
     let written: Metric = |sample| sample.counts.written_bytes;
     let extras = [
-        medians("service µs", SERVICE),
-        medians("clients µs", CLIENT),
-        medians("p50 µs", p50),
-        medians("written/op", written),
+        median_column("service µs", SERVICE),
+        median_column("clients µs", CLIENT),
+        median_column("p50 µs", p50),
+        median_column("written/op", written),
     ];
     format!(
-        "{}\n{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. {legend}. CPU: of Redis, \
-         the service and the log's keeper\n",
+        "{}\n\
+         {}{}\n\
+         {LEGEND}plain: the kernel's TCP over a veth pair, and its file system\n\
+         {legend}\n\
+         CPU is the sum over Redis, the service and the log's keeper.\n",
         bars.render(),
         figures::table(comparisons, &extras),
-        figures::counts(comparisons)
+        figures::counts_table(comparisons)
     )
 }
 
 /// Renders the gains by eliding on this stack.
-fn gains(comparisons: &[Comparison]) -> String {
+fn gains_table(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("net", Left),
@@ -443,7 +462,7 @@ fn gains(comparisons: &[Comparison]) -> String {
         ("over the kernel, uncopy", Right),
     ]);
     for comparison in comparisons {
-        let over = |other, metric| figures::ratio(comparison.ratio_of(Side::Net, other, metric));
+        let over = |other, metric| figures::ratio_cell(comparison.ratio_of(Side::Net, other, metric));
         table.row(vec![
             comparison.title().to_owned(),
             over(Side::NetCopying, RATE),

@@ -9,9 +9,9 @@ use std::time::Instant;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use crate::kit::remote::{self, Order};
-use crate::kit::traffic::{Exchange, Load, at_once, repeat};
-use crate::kit::{Experiment, Failure, Outcome, Random, Result, While, compare, size, threads_parser};
+use crate::kit::remote::{self, ControlRequest};
+use crate::kit::traffic::{Exchange, LoadResult, in_parallel, repeat};
+use crate::kit::{Experiment, Failure, Outcome, Random, Result, While, compare, format_size, threads_parser};
 
 /// Length at which a file is complete and the next one begins, bytes.
 const FILE_BYTES: usize = 1 << 30;
@@ -41,7 +41,7 @@ pub struct AppendLoop {
     /// Append without syncing the files
     #[arg(long)]
     pub no_sync: bool,
-    /// Write over files that are as long as they get, and synced
+    /// Overwrite files that have their full length and are synced
     #[arg(long)]
     pub preallocated: bool,
 }
@@ -51,15 +51,15 @@ impl Experiment for AppendLoop {
 
     fn run(&self) -> Result<Outcome> {
         let mut files =
-            (0..self.threads).map(|number| Appended::begin(*self, number)).collect::<Result<Vec<_>>>()?;
-        remote::obey_by(|order| match order {
-            Order::Load(duration) => {
-                at_once(&mut files, None, duration, |file, period| repeat(period, |_| file.append()))
+            (0..self.threads).map(|number| AppendedFile::begin(*self, number)).collect::<Result<Vec<_>>>()?;
+        remote::serve_requests_with(|request| match request {
+            ControlRequest::Load(duration) => {
+                in_parallel(&mut files, None, duration, |file, period| repeat(period, |_| file.append()))
             }
-            Order::Reconnect => Ok(Load::default()),
-            Order::Verify => {
-                let verified_bytes = files.iter().map(Appended::verify).sum::<Result<_>>()?;
-                Ok(Load { verified_bytes, ..Load::default() })
+            ControlRequest::Reconnect => Ok(LoadResult::default()),
+            ControlRequest::Verify => {
+                let verified_bytes = files.iter().map(AppendedFile::verify).sum::<Result<_>>()?;
+                Ok(LoadResult { verified_bytes, ..LoadResult::default() })
             }
         })?;
         Ok(Outcome::Status(0))
@@ -86,11 +86,11 @@ impl AppendLoop {
 
 /// State of one thread's file.
 #[derive(Debug)]
-struct Appended {
+struct AppendedFile {
     work: AppendLoop,
     thread: usize,
     /// Number of files before this one.
-    before: u64,
+    files_before: u64,
     file: File,
     path: PathBuf,
     /// Contents of the next record, beginning with its number.
@@ -101,13 +101,13 @@ struct Appended {
     first: u64,
 }
 
-impl Appended {
+impl AppendedFile {
     fn begin(work: AppendLoop, thread: usize) -> Result<Self> {
         let record = Random::new(thread as u64).bytes(work.size);
         let (path, file) = create(thread, 0, work.preallocated)?;
-        let mut appended = Self { work, thread, before: 0, file, path, record, next: 0, first: 0 };
+        let mut appended = Self { work, thread, files_before: 0, file, path, record, next: 0, first: 0 };
         if work.preallocated {
-            appended.fill().doing("filling a file")?;
+            appended.fill().doing("filling a file with zeroes")?;
         }
         Ok(appended)
     }
@@ -146,10 +146,10 @@ impl Appended {
     fn start_over(&mut self) -> Result<()> {
         self.first = self.next;
         if self.work.preallocated {
-            return self.file.seek(SeekFrom::Start(0)).map(drop).doing("starting over");
+            return self.file.seek(SeekFrom::Start(0)).map(drop).doing("seeking to the start of the file");
         }
-        self.before += 1;
-        let (path, file) = create(self.thread, self.before, false)?;
+        self.files_before += 1;
+        let (path, file) = create(self.thread, self.files_before, false)?;
         self.file = file;
         let old = std::mem::replace(&mut self.path, path);
         std::fs::remove_file(&old).doing(format_args!("removing {}", old.display()))
@@ -171,7 +171,10 @@ impl Appended {
             expected[..STAMP_BYTES].copy_from_slice(&number.to_le_bytes());
             file.read_exact(&mut found).doing(what())?;
             compare(&expected, &found).map_err(|mismatch| {
-                Failure::new(format!("wrong record {number} of {}: {mismatch}", size(found.len() as u64)))
+                Failure::new(format!(
+                    "wrong record {number} of {}: {mismatch}",
+                    format_size(found.len() as u64)
+                ))
             })?;
         }
         Ok(len_bytes)
@@ -182,7 +185,7 @@ impl Appended {
 fn create(thread: usize, number: u64, is_filled: bool) -> Result<(PathBuf, File)> {
     let path = PathBuf::from(format!("file-{thread}-{number}"));
     let file = OpenOptions::new().create_new(true).write(true).append(!is_filled).open(&path);
-    let file = file.doing(format_args!("making {}", path.display()))?;
+    let file = file.doing(format_args!("creating {}", path.display()))?;
     Ok((path, file))
 }
 
@@ -194,15 +197,15 @@ mod tests {
     const WORK: AppendLoop = AppendLoop { size: 1 << 20, threads: 2, no_sync: true, preallocated: true };
 
     /// Makes a file in `directory`, because all tests share the working directory.
-    fn appended(directory: &TemporaryDirectory, work: AppendLoop) -> Appended {
+    fn appended(directory: &TemporaryDirectory, work: AppendLoop) -> AppendedFile {
         let path = directory.join("file");
         let file = OpenOptions::new().create_new(true).write(true).append(!work.preallocated).open(&path);
         let (file, record) = (file.expect("writable"), vec![7; work.size]);
-        Appended { work, thread: 0, before: 0, file, path, record, next: 0, first: 0 }
+        AppendedFile { work, thread: 0, files_before: 0, file, path, record, next: 0, first: 0 }
     }
 
     #[test]
-    fn what_was_appended_is_verified_and_anything_else_is_found() {
+    fn appended_bytes_are_verified_and_wrong_ones_are_found() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let mut file = appended(&directory, AppendLoop { size: 100, preallocated: false, ..WORK });
         for _ in 0..50 {
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn preallocated_files_are_written_over_from_their_begin() {
+    fn preallocated_files_are_overwritten_from_the_start() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let mut file = appended(&directory, WORK);
         file.fill().expect("room");
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_says_what_is_asked_for() {
+    fn the_command_line_selects_the_work() {
         let words = ["append-loop", "--size=1048576", "--threads=2", "--no-sync", "--preallocated"];
         assert_eq!(WORK.arguments(), words);
         assert_eq!(AppendLoop { size: 3 << 20, preallocated: false, ..WORK }.file_bytes(), 1023 << 20);

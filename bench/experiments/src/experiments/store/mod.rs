@@ -8,7 +8,7 @@
 //! time slice ends. (Measured: 4 KiB appended and synced in 5.3 ms with such loops, in 0.24 ms without.)
 
 pub mod append_loop;
-pub mod place;
+pub mod directory;
 pub mod servers;
 mod tables;
 
@@ -18,15 +18,16 @@ use clap::{Args, ValueEnum};
 use uncopy_testbed::Package;
 
 use append_loop::{AppendLoop, record_parser};
-use place::Place;
+use directory::StoreDirectory;
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::kit::processes::descendants;
-use crate::kit::remote::Remote;
+use crate::kit::remote::RemoteServer;
 use crate::kit::{
-    Comparison, Experiment, Form, Launcher, Outcome, Progress, Report, Result, Running, Side, Slices,
-    Slicing, TemporaryDirectory, count_parser, counted, measured, quiet, size, size_parser, threads_parser,
+    CommonOptions, Comparison, Experiment, Launcher, Outcome, Progress, Report, Result, RunningServer, Side,
+    Slices, SlicingOptions, TemporaryDirectory, count_parser, format_count, format_size, noise,
+    run_with_noise_reduction, size_parser, threads_parser,
 };
 
 /// Side of the loop that overwrites preallocated files.
@@ -38,36 +39,36 @@ const NOT_SYNCED_BYTES: usize = 64 << 10;
 /// Length of a row in SQLite, bytes.
 const ROW_BYTES: usize = 1024;
 /// Divisor of a slice that gives the pause after it: for slices of 2 s, the second after which files are synced.
-pub const REST_PART: u32 = 2;
+pub const PAUSE_DIVISOR: u32 = 2;
 
 /// Space required, bytes: for the files of all sides at one time, and their logs.
-pub const ROOM_BYTES: u64 = 16 << 30;
+pub const MIN_FREE_BYTES: u64 = 16 << 30;
 /// Space required with `--quick`, bytes.
-pub const QUICK_ROOM_BYTES: u64 = 4 << 30;
+pub const QUICK_MIN_FREE_BYTES: u64 = 4 << 30;
 
 /// A workload of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
     /// A loop that appends to a file and syncs it each time
     Append,
-    /// The same, never synced
+    /// A loop that appends to a file without syncing it
     Nosync,
-    /// Redis whose append-only file is synced
+    /// Redis, with a synced append-only file
     Redis,
-    /// SQLite in WAL mode, a row in a transaction
+    /// SQLite in WAL mode, one row per transaction
     Sqlite,
 }
 
 /// A side that can be compared with plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Compared {
-    /// The loop with files that were written and synced before
+    /// The loop on files that were written and synced before
     Preallocated,
-    /// Under `uncopy run`, without a log
+    /// `uncopy run` without a log
     Uncopy,
-    /// Under `uncopy run --log`, with its log on disk
+    /// `uncopy run --log`, with the log on disk
     UncopyLog,
-    /// `uncopy run --log` with the log in memory: what it would be on persistent memory
+    /// `uncopy run --log`, with the log in memory to emulate persistent memory
     LogEmulatedDax,
 }
 
@@ -108,21 +109,21 @@ impl Fsync {
     mut_arg("seconds", |seconds| seconds.default_value("120"))
 )]
 pub struct Store {
-    /// Workloads to measure; all of them if none is named
+    /// Workloads to measure [default: all]
     #[arg(value_name = "NAME", value_enum)]
     pub names: Vec<Workload>,
-    /// Lengths of what the loop appends, in bytes
+    /// Record sizes of the loop, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "4096,16384,65536,262144,1048576",
         default_value_if("quick", "true", "4096,65536"), value_delimiter = ',', value_parser = record_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of the loop's threads; more than one of them for lengths up to 4096 only
+    /// Numbers of threads of the loop; records above 4096 bytes have one thread only
     #[arg(long, value_name = "N,N,...", default_value = "1,8", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = threads_parser())]
     pub threads: Vec<usize>,
-    /// Lengths of Redis's values, in bytes
+    /// Value sizes of Redis, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,262144,1048576",
         default_value_if("quick", "true", "65536"), value_delimiter = ',', value_parser = size_parser())]
     pub values: Vec<usize>,
-    /// Policies by which Redis syncs
+    /// Sync policies of Redis
     #[arg(
         long,
         value_name = "POLICY,...",
@@ -144,39 +145,49 @@ pub struct Store {
         value_enum
     )]
     pub sides: Vec<Compared>,
-    /// Where the files are written, in a directory that is removed: not in memory
+    /// Directory on a disk in which the temporary directory of the files is created
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
     #[command(flatten)]
-    pub slicing: Slicing,
+    pub slicing: SlicingOptions,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Store {
     fn run(&self) -> Result<Outcome> {
-        let place = Place::of(&self.dir, if self.form.quick { QUICK_ROOM_BYTES } else { ROOM_BYTES })?;
-        quiet::want_idle_loops(false);
-        measured(&self.form, |launcher, progress| Ok(self.measure(launcher, &place, progress)))
+        let store_directory = StoreDirectory::of(
+            &self.dir,
+            if self.common.quick { QUICK_MIN_FREE_BYTES } else { MIN_FREE_BYTES },
+        )?;
+        noise::enable_idle_loops(false);
+        run_with_noise_reduction(&self.common, |launcher, progress| {
+            Ok(self.measure(launcher, &store_directory, progress))
+        })
     }
 }
 
 impl Store {
-    fn measure(&self, launcher: &Launcher, place: &Place, progress: &mut Progress) -> Report {
+    fn measure(
+        &self,
+        launcher: &Launcher,
+        store_directory: &StoreDirectory,
+        progress: &mut Progress,
+    ) -> Report {
         // A keeper's parent is then this program, which accounts for its time and ends it.
         descendants::adopt();
-        let mut versions = vec![("files", place.file_system())];
+        let mut versions = vec![("files", store_directory.file_system())];
         let mut measure = |point: Point| {
             let slices = self.slices(&point);
             let mut comparison = point.comparison(&slices.sides);
-            match Programs::find(point.needs()) {
+            match Programs::find(point.packages()) {
                 Err(missing) => comparison.skip(missing.to_string()),
                 Ok(programs) => {
                     let found =
                         programs.versions.iter().map(|(_, version)| (point.program(), version.clone()));
                     versions.extend(found.filter(|found| !versions.contains(found)).collect::<Vec<_>>());
                     slices.run(launcher, &mut comparison, false, progress, |side| {
-                        point.start(launcher, side, &programs, place)
+                        point.start(launcher, side, &programs, store_directory)
                     });
                 }
             }
@@ -189,39 +200,39 @@ impl Store {
     /// Returns the sides and times of a point. Only the loop has files to preallocate.
     fn slices(&self, point: &Point) -> Slices {
         let sides: Vec<Side> = self.sides.iter().map(|compared| compared.side()).collect();
-        let mut slices = Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(&sides) };
-        slices.sides.retain(|side| *side != PREALLOCATED || matches!(point.work, Work::Append(_)));
+        let mut slices = Slices { pause: self.slicing.slice / PAUSE_DIVISOR, ..self.slicing.slices(&sides) };
+        slices.sides.retain(|side| *side != PREALLOCATED || matches!(point.work, StoreProgram::Append(_)));
         slices
     }
 
     fn points(&self) -> Vec<Point> {
-        let is_asked = |workload| self.names.is_empty() || self.names.contains(&workload);
+        let is_selected = |workload| self.names.is_empty() || self.names.contains(&workload);
         let mut points = Vec::new();
-        if is_asked(Workload::Append) {
+        if is_selected(Workload::Append) {
             for size_bytes in &self.sizes {
                 let threads = self.threads.iter().copied();
                 let threads = threads.filter(|threads| *threads == 1 || *size_bytes <= MAX_SHARED_BYTES);
                 points.extend(threads.map(|threads| Point::append(*size_bytes, threads, false)));
             }
         }
-        if is_asked(Workload::Nosync) {
+        if is_selected(Workload::Nosync) {
             points.push(Point::append(NOT_SYNCED_BYTES, 1, true));
         }
-        if is_asked(Workload::Redis) {
+        if is_selected(Workload::Redis) {
             for fsync in &self.fsync {
                 points.extend(self.values.iter().map(|size_bytes| self.redis(*fsync, *size_bytes)));
             }
         }
-        if is_asked(Workload::Sqlite) {
-            let title = format!("sqlite, a row of {}", size(ROW_BYTES as u64));
-            points.push(Point { title, size_bytes: ROW_BYTES, threads: 1, work: Work::Sqlite });
+        if is_selected(Workload::Sqlite) {
+            let title = format!("sqlite, a row of {}", format_size(ROW_BYTES as u64));
+            points.push(Point { title, size_bytes: ROW_BYTES, threads: 1, work: StoreProgram::Sqlite });
         }
         points
     }
 
     fn redis(&self, fsync: Fsync, size_bytes: usize) -> Point {
-        let title = format!("redis SET {}, {}", size(size_bytes as u64), fsync.name());
-        let work = Work::Redis { fsync, clients: self.clients };
+        let title = format!("redis SET {}, {}", format_size(size_bytes as u64), fsync.name());
+        let work = StoreProgram::Redis { fsync, clients: self.clients };
         Point { title, size_bytes, threads: 1, work }
     }
 }
@@ -232,12 +243,12 @@ struct Point {
     title: String,
     size_bytes: usize,
     threads: usize,
-    work: Work,
+    work: StoreProgram,
 }
 
 /// Program that a point measures.
 #[derive(Debug)]
-enum Work {
+enum StoreProgram {
     /// The loop that appends to files.
     Append(AppendLoop),
     /// Redis with its append-only file.
@@ -249,32 +260,35 @@ enum Work {
 impl Point {
     fn append(size_bytes: usize, threads: usize, no_sync: bool) -> Self {
         let how = if no_sync { ", not synced".to_owned() } else { String::new() };
-        let title =
-            format!("append {}, {}{how}", size(size_bytes as u64), counted(threads, "thread", "threads"));
+        let title = format!(
+            "append {}, {}{how}",
+            format_size(size_bytes as u64),
+            format_count(threads, "thread", "threads")
+        );
         let work = AppendLoop { size: size_bytes, threads, no_sync, preallocated: false };
-        Self { title, size_bytes, threads, work: Work::Append(work) }
+        Self { title, size_bytes, threads, work: StoreProgram::Append(work) }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "sizes, and few threads")]
     fn comparison(&self, sides: &[Side]) -> Comparison {
         Comparison::new(&self.title, self.size_bytes as u64, sides)
-            .with("size_bytes", self.size_bytes as f64)
-            .with("threads", self.threads as f64)
+            .with_parameter("size_bytes", self.size_bytes as f64)
+            .with_parameter("threads", self.threads as f64)
     }
 
-    const fn needs(&self) -> &'static [Package] {
+    const fn packages(&self) -> &'static [Package] {
         match self.work {
-            Work::Append(_) => &[],
-            Work::Redis { .. } => &[REDIS],
-            Work::Sqlite => &[servers::SQLITE],
+            StoreProgram::Append(_) => &[],
+            StoreProgram::Redis { .. } => &[REDIS],
+            StoreProgram::Sqlite => &[servers::SQLITE],
         }
     }
 
     /// Returns the name under which the version of the point's program is reported.
     const fn program(&self) -> &'static str {
         match self.work {
-            Work::Append(_) | Work::Redis { .. } => REDIS.program,
-            Work::Sqlite => "sqlite",
+            StoreProgram::Append(_) | StoreProgram::Redis { .. } => REDIS.program,
+            StoreProgram::Sqlite => "sqlite",
         }
     }
 
@@ -284,21 +298,24 @@ impl Point {
         launcher: &Launcher,
         side: Side,
         programs: &Programs,
-        place: &Place,
-    ) -> Result<Box<dyn Running>> {
+        store_directory: &StoreDirectory,
+    ) -> Result<Box<dyn RunningServer>> {
         match self.work {
-            Work::Append(work) => {
-                let directory = TemporaryDirectory::make_in(place.path())?;
+            StoreProgram::Append(work) => {
+                let directory = TemporaryDirectory::make_in(store_directory.path())?;
                 let work = AppendLoop { preallocated: side == PREALLOCATED, ..work };
-                let command =
-                    place.launcher(launcher, side, directory.path())?.bench(side, &work.arguments());
-                Ok(Box::new(Remote::start(command, "the loop", directory)?))
+                let command = store_directory
+                    .launcher(launcher, side, directory.path())?
+                    .bench_command(side, &work.arguments());
+                Ok(Box::new(RemoteServer::start(command, "the loop", directory)?))
             }
-            Work::Redis { fsync, clients } => {
+            StoreProgram::Redis { fsync, clients } => {
                 let values = (fsync.name(), self.size_bytes, clients);
-                servers::redis(launcher, side, programs, place, values)
+                servers::redis(launcher, side, programs, store_directory, values)
             }
-            Work::Sqlite => servers::sqlite(launcher, side, programs, place, self.size_bytes),
+            StoreProgram::Sqlite => {
+                servers::sqlite(launcher, side, programs, store_directory, self.size_bytes)
+            }
         }
     }
 }

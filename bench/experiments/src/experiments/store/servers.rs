@@ -6,13 +6,15 @@ use std::path::Path;
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::PYTHON;
 
-use super::place::Place;
+use super::directory::StoreDirectory;
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::clients::records::Workload;
-use crate::kit::remote::Remote;
-use crate::kit::{Launcher, Result, Running, Side, TemporaryDirectory, While, processors, start_server};
-use crate::servers::redis::{AppendOnly, RedisServer, Serving};
+use crate::kit::remote::RemoteServer;
+use crate::kit::{
+    Launcher, Result, RunningServer, Side, TemporaryDirectory, While, processors, start_server,
+};
+use crate::servers::redis::{AppendOnly, LoadedRedis, RedisServer};
 
 /// Length above which an append-only file is rewritten between two rounds, bytes.
 pub const LOG_LIMIT_BYTES: u64 = 512 << 20;
@@ -30,19 +32,19 @@ pub fn redis(
     launcher: &Launcher,
     side: Side,
     programs: &Programs,
-    place: &Place,
+    store_directory: &StoreDirectory,
     (fsync, size_bytes, count): (&'static str, usize, usize),
-) -> Result<Box<dyn Running>> {
+) -> Result<Box<dyn RunningServer>> {
     let program = programs.path(REDIS.program)?;
-    let append_only = AppendOnly::Synced(fsync, place.path());
-    let redis = RedisServer::start_by(append_only, |arguments: &[OsString], directory| {
-        let launcher = place.launcher(launcher, side, directory.path())?;
+    let append_only = AppendOnly::Synced(fsync, store_directory.path());
+    let redis = RedisServer::start_with(append_only, |arguments: &[OsString], directory| {
+        let launcher = store_directory.launcher(launcher, side, directory.path())?;
         let mut command = launcher.command(side, program.as_os_str(), arguments);
-        processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
+        processors::bind_command(&mut command, processors::of_server(processors::ONE_THREAD));
         start_server(command, REDIS.program, directory)
     })?;
-    let serving = Serving::new(redis, Workload::Set, size_bytes, count)?;
-    Ok(Box::new(serving.rewriting_past(LOG_LIMIT_BYTES)))
+    let loaded = LoadedRedis::new(redis, Workload::Set, size_bytes, count)?;
+    Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
 }
 
 /// Starts a program that writes rows of `row_bytes` to a table, one per transaction.
@@ -53,15 +55,15 @@ pub fn sqlite(
     launcher: &Launcher,
     side: Side,
     programs: &Programs,
-    place: &Place,
+    store_directory: &StoreDirectory,
     row_bytes: usize,
-) -> Result<Box<dyn Running>> {
-    let directory = TemporaryDirectory::make_in(place.path())?;
+) -> Result<Box<dyn RunningServer>> {
+    let directory = TemporaryDirectory::make_in(store_directory.path())?;
     let script = directory.join("sqlite_loop.py");
-    std::fs::write(&script, SQLITE_LOOP).doing("writing a program")?;
+    std::fs::write(&script, SQLITE_LOOP).doing("writing sqlite_loop.py")?;
     let arguments = [script.into_os_string(), row_bytes.to_string().into()];
-    let launcher = place.launcher(launcher, side, directory.path())?;
+    let launcher = store_directory.launcher(launcher, side, directory.path())?;
     let program: &Path = programs.path(SQLITE.program)?;
     let command = launcher.command(side, program.as_os_str(), &arguments);
-    Ok(Box::new(Remote::start(command, "the program with SQLite", directory)?))
+    Ok(Box::new(RemoteServer::start(command, "the program with SQLite", directory)?))
 }

@@ -1,7 +1,9 @@
-"""Rows of a table in SQLite's WAL mode, one in a transaction, each synced (synchronous=FULL).
+"""Writes rows to a table in SQLite's WAL mode, one per transaction, each synced (synchronous=FULL).
 
-It does what it is told over the socket "control" in its working directory: "load NS" writes rows for so long, "verify 0" reads
-all of them. Usage: sqlite_loop.py ROW-BYTES
+It executes requests that arrive over the socket "control" in its working directory: "load NS" writes rows for NS
+nanoseconds, "verify 0" reads and compares all rows.
+
+Usage: sqlite_loop.py ROW-BYTES
 """
 
 import collections
@@ -11,7 +13,7 @@ import sqlite3
 import sys
 import time
 
-# Rows are written again once there are so many.
+# Number of rows, after which the first rows are overwritten.
 ROWS = 65_536
 
 
@@ -30,7 +32,7 @@ class Table:
         return number.to_bytes(8, "little") + self.row
 
     def load(self, ns):
-        """Writes rows for so long; the answer has how long each took, to the microsecond."""
+        """Writes rows for `ns` nanoseconds; the answer contains the latency of each row, to the microsecond."""
         first, latencies = self.written, collections.Counter()
         begin = now = time.monotonic_ns()
         while now - begin < ns or self.written == first:
@@ -70,9 +72,9 @@ def main():
         listener.listen()
         print("ready", flush=True)
         control, _ = listener.accept()
-    with control, control.makefile() as orders:
-        for order in orders:
-            control.sendall((table.answer(*order.split()) + "\n").encode())
+    with control, control.makefile() as requests:
+        for request in requests:
+            control.sendall((table.answer(*request.split()) + "\n").encode())
     table.database.close()
 
 

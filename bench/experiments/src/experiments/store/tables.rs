@@ -1,7 +1,7 @@
 //! Tables and plot of the experiment.
 
 use super::PREALLOCATED;
-use crate::kit::figures::{self, CPU, LEGEND, RATE, medians};
+use crate::kit::figures::{self, CPU, LEGEND, RATE, median_column};
 use crate::kit::{Align, Comparison, Metric, Plot, Side, Table};
 
 const P50: Metric = |sample| sample.latency_p50_us;
@@ -10,23 +10,26 @@ const P99: Metric = |sample| sample.latency_p99_us;
 /// Renders the figures as text.
 pub fn render(comparisons: &[Comparison]) -> String {
     let extras = [
-        medians("p99.9 µs", |sample| sample.latency_p999_us),
-        medians("written/op", |sample| sample.counts.written_bytes),
-        medians("device/op", |sample| sample.counts.device_bytes),
+        median_column("p99.9 µs", |sample| sample.latency_p999_us),
+        median_column("written/op", |sample| sample.counts.written_bytes),
+        median_column("device/op", |sample| sample.counts.device_bytes),
     ];
     format!(
-        "{}{}{}\n{LEGEND}CPU: of the program with its log's keeper, without the kernel's own threads. p50, p99, p99.9: of one sync; \
-         of a write where nothing is synced, of a SET, of a transaction. written/op: bytes that these processes wrote to the \
-         device, or to pages that go there later (the kernel counts more than these where files are written over); device/op: \
-         what the device took, with the file system's journal and from whoever\n",
-        gains(comparisons),
+        "{}{}{}\n\
+         {LEGEND}CPU is the sum over the program and its log's keeper, without kernel threads.\n\
+         p50, p99, p99.9: of one sync of the loop (of a write if it does not sync), of a SET, of a \
+         transaction\n\
+         written/op: bytes that these processes wrote to the device or the page cache (the kernel counts more \
+         for overwritten files)\n\
+         device/op: bytes that the device received from all programs, with the file system's journal\n",
+        gains_table(comparisons),
         figures::table(comparisons, &extras),
-        figures::counts(comparisons)
+        figures::counts_table(comparisons)
     )
 }
 
 /// Renders the gains by a log; empty if none was measured.
-fn gains(comparisons: &[Comparison]) -> String {
+fn gains_table(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("uncopy, log", Left),
@@ -40,7 +43,7 @@ fn gains(comparisons: &[Comparison]) -> String {
     let logging: Vec<_> =
         comparisons.iter().filter(|comparison| comparison.sides().contains(&Side::Log)).collect();
     for comparison in &logging {
-        let over = |other, metric| figures::ratio(comparison.ratio_of(Side::Log, other, metric));
+        let over = |other, metric| figures::ratio_cell(comparison.ratio_of(Side::Log, other, metric));
         table.row(vec![
             comparison.title().to_owned(),
             over(Side::Plain, RATE),
@@ -69,7 +72,7 @@ mod tests {
         let measured = |sides: &[Side]| {
             let mut comparison = Comparison::new("work", 1, sides);
             for _ in 0..7 {
-                comparison.round(|side| {
+                comparison.run_round(|side| {
                     let operations_per_s = match side {
                         Side::Log => 180.0,
                         PREALLOCATED => 120.0,

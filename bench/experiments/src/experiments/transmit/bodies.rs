@@ -62,7 +62,7 @@ impl Bodies {
         (message.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) as usize % self.count * self.stride
     }
 
-    pub fn of(&self, message: u64) -> &[u8] {
+    pub fn body(&self, message: u64) -> &[u8] {
         let start = self.mapped + self.offset(message);
         // SAFETY: the range lies in `new`'s mapping, which is never written to again and outlives `self`'s borrow.
         unsafe { std::slice::from_raw_parts(start as *const u8, self.len) }

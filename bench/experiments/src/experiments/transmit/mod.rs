@@ -24,16 +24,17 @@ use crate::experiments::transmit::sender::{
     BATCH, HEADER_BYTES, SEND_FILE, SEND_ZC, SPLICE, Sender, WINDOW, ZERO_COPY, trailer,
 };
 use crate::kit::figures::{self, LEGEND};
-use crate::kit::network::{among_servers, client_address, server_address};
+use crate::kit::network::{client_address, in_server_namespace, server_address};
 use crate::kit::processes::cpu_time::thread_cpu_ns;
 use crate::kit::{
-    Comparison, Entry, Experiment, Failure, Form, Outcome, Plot, Progress, Report, Result, Rounds, Sample,
-    Scale, Side, While, claim, entry, measured, processors, seconds, size, size_parser,
+    CommonOptions, Comparison, Experiment, Failure, Outcome, Plot, Progress, Report, ReportEntry, Result,
+    Rounds, Sample, Scale, Side, While, claim, entry, format_size, processors, run_with_noise_reduction,
+    seconds, size_parser,
 };
-use crate::servers::sending::ways::allow_zerocopy;
+use crate::servers::sending::ways::enable_zerocopy;
 
 mod bodies;
-mod mutations;
+mod first_writes;
 mod send_zc;
 mod sender;
 
@@ -49,7 +50,7 @@ const WARM_UP: u64 = 200;
 /// Ways to transmit: copied, spliced, sendfile, MSG_ZEROCOPY, SENDMSG_ZC, and what uncopy chooses (ZCopy, section 4)
 #[derive(Debug, Args)]
 pub struct Transmit {
-    /// Lengths of bodies, in bytes
+    /// Body sizes, in bytes
     #[arg(long, value_name = "SIZE,...", default_value = "1024,4096,8192,16384,32768,61440,131072,262144,524288,1048576",
         default_value_if("quick", "true", "1024,16384,61440,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
@@ -62,23 +63,23 @@ pub struct Transmit {
         value_enum
     )]
     pub sockets: Vec<Socket>,
-    /// Bytes of all bodies together; 1: the same body each time, which stays in the processor's cache
+    /// Total size of all bodies, in bytes; 1: a single body, which stays in the processor's cache
     #[arg(long, value_name = "SIZE", default_value = "67108864", value_parser = size_parser())]
     pub set: usize,
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    /// Number of rounds; each runs every side once. N..M: from N to M rounds, until the medians are precise
     #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
     pub rounds: Rounds,
-    /// Length of each measurement, about
+    /// Approximate duration of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "0.3", default_value_if("quick", "true", "0.05"), value_parser = seconds)]
     pub seconds: Duration,
     #[command(flatten)]
-    pub form: Form,
+    pub common: CommonOptions,
 }
 
 impl Experiment for Transmit {
-    const ENTRIES: &'static [Entry] = &[entry(
+    const ENTRIES: &'static [ReportEntry] = &[entry(
         "transmit",
-        "Ways to transmit, and a write to what is in flight",
+        "Ways to transmit, and the first write to a page in flight",
         &[claim(
             "ZCopy, Table 2 (§4.3)",
             "A write-protection fault takes 2,803 cycles, a native page fault 6,247, a getpid 1,150.",
@@ -86,12 +87,12 @@ impl Experiment for Transmit {
         "transmit --sizes 4096,16384,61440,262144,1048576 --rounds 5..7",
         "transmit --quick",
     )];
-    const PLACE: u8 = 130;
+    const REPORT_POSITION: u8 = 130;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |_, progress| {
+        run_with_noise_reduction(&self.common, |_, progress| {
             let mut comparisons = self.measure(progress);
-            comparisons.push(mutations::measure(self.rounds, progress));
+            comparisons.push(first_writes::measure(self.rounds, progress));
             Ok(Report::of(comparisons, render, plot))
         })
     }
@@ -123,7 +124,7 @@ impl Socket {
             Self::Tcp => {
                 let listener = TcpListener::bind((client_address(), 0))?;
                 let address = listener.local_addr()?;
-                let here = among_servers(|| TcpStream::connect(address))?;
+                let here = in_server_namespace(|| TcpStream::connect(address))?;
                 let (there, _) = listener.accept()?;
                 here.set_nodelay(true)?;
                 there.set_nodelay(true)?;
@@ -134,7 +135,7 @@ impl Socket {
                 (here.into(), there.into())
             }
             Self::Udp => {
-                let here = among_servers(|| UdpSocket::bind((server_address(), 0)))?;
+                let here = in_server_namespace(|| UdpSocket::bind((server_address(), 0)))?;
                 let there = UdpSocket::bind((client_address(), 0))?;
                 here.connect(there.local_addr()?)?;
                 there.connect(here.local_addr()?)?;
@@ -156,13 +157,13 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
             // A datagram that is too long is truncated, and the next message is found to be wrong.
             match file.read(&mut buffer[filled..len]).doing("reading a message")? {
                 0 | 1 if filled == 0 => return Ok(verified),
-                0 => return Err(Failure::new("a message was cut")),
+                0 => return Err(Failure::new("a message was truncated")),
                 more => filled += more,
             }
         }
         let right = filled == len
             && buffer[..8] == number.to_le_bytes()
-            && buffer[HEADER_BYTES..len - trailer().len()] == *bodies.of(number)
+            && buffer[HEADER_BYTES..len - trailer().len()] == *bodies.body(number)
             && buffer[len - trailer().len()..len] == *trailer();
         if !right {
             return Err(Failure::new(format!("message {number} has wrong bytes")));
@@ -176,14 +177,14 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
 /// Sends under a side for about `duration`.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Result<Sample> {
-    let (here, there) = socket.pair().doing("making a connection")?;
+    let (here, there) = socket.pair().doing("creating a connection")?;
     for fd in [&here, &there] {
         for which in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(fd, which, Some(TIMEOUT)).doing("setting a time limit")?;
         }
     }
     if side == ZERO_COPY {
-        allow_zerocopy(here.as_fd()).doing("SO_ZEROCOPY")?;
+        enable_zerocopy(here.as_fd()).doing("SO_ZEROCOPY")?;
     }
     set_break_even((side != Side::Uncopy).then_some(1));
     let fd = here.as_raw_fd();
@@ -192,15 +193,15 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
     let window = (WINDOW_BYTES / sender.len()).clamp(1, if socket == Socket::Udp { 2 } else { WINDOW });
     let (verified, sent) = std::thread::scope(|scope| {
         let receiver = scope.spawn(move || {
-            processors::bind_to(processors::of_clients(1))?;
+            processors::bind_thread(processors::of_clients(1))?;
             receive(there, bodies)
         });
         let sending = scope.spawn(|| {
-            processors::bind_to(processors::of_server(1))?;
+            processors::bind_thread(processors::of_server(1))?;
             send(&mut sender, duration, window)
         });
         let sent = sending.join().unwrap_or_else(|_| Err(Failure::new("the sender panicked")));
-        drop(end(socket, here));
+        drop(signal_end(socket, here));
         (receiver.join().unwrap_or_else(|_| Err(Failure::new("the reader panicked"))), sent)
     });
     set_break_even(None);
@@ -216,7 +217,7 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
 }
 
 /// Tells the reader that no message follows.
-fn end(socket: Socket, here: OwnedFd) -> OwnedFd {
+fn signal_end(socket: Socket, here: OwnedFd) -> OwnedFd {
     if socket == Socket::Udp {
         // SAFETY: send(2) reads one byte of a static string.
         unsafe { libc::send(here.as_raw_fd(), b".".as_ptr().cast(), 1, 0) };
@@ -227,13 +228,13 @@ fn end(socket: Socket, here: OwnedFd) -> OwnedFd {
 /// Sends for `duration`. Returns the number of messages, and the elapsed and processor time.
 fn send(sender: &mut Sender<'_>, duration: Duration, window: usize) -> Result<(u64, Duration, Duration)> {
     let (mut sent, mut acknowledged) = (0u64, 0u64);
-    let mut begun = None;
+    let mut measured_from = None;
     let result = loop {
         // The first messages fill caches and the policy's accounts.
-        if begun.is_none() && sent >= WARM_UP {
-            begun = Some((sent, Instant::now(), thread_cpu_ns()));
+        if measured_from.is_none() && sent >= WARM_UP {
+            measured_from = Some((sent, Instant::now(), thread_cpu_ns()));
         }
-        if let Some((messages, start, start_cpu_ns)) = begun
+        if let Some((messages, start, start_cpu_ns)) = measured_from
             && sent % BATCH as u64 == 0
             && start.elapsed() >= duration
         {
@@ -257,7 +258,7 @@ fn acknowledgement(fd: i32) -> Result<u64> {
     // SAFETY: recv(2) writes at most `read.len()` bytes to `read`, a local array of that length.
     let count = checked(unsafe { libc::recv(fd, read.as_mut_ptr().cast(), read.len(), 0) });
     match count.doing("waiting for an acknowledgement")? {
-        0 => Err(Failure::new("the reader has gone")),
+        0 => Err(Failure::new("the reader closed the connection")),
         more => Ok(more as u64),
     }
 }
@@ -278,11 +279,11 @@ impl Transmit {
                     // UNIX sockets have no MSG_ZEROCOPY, and so no SENDMSG_ZC.
                     Socket::Unix => sides.retain(|side| !matches!(*side, ZERO_COPY | SEND_ZC)),
                 }
-                let title = format!("{} {}", socket.name(), size(*body_bytes as u64));
+                let title = format!("{} {}", socket.name(), format_size(*body_bytes as u64));
                 let len = (HEADER_BYTES + body_bytes + trailer().len()) as u64;
                 let mut comparison =
-                    Comparison::new(&title, len, &sides).with("size_bytes", *body_bytes as f64);
-                match Bodies::new(*body_bytes, self.set).doing("making bodies") {
+                    Comparison::new(&title, len, &sides).with_parameter("size_bytes", *body_bytes as f64);
+                match Bodies::new(*body_bytes, self.set).doing("creating the bodies") {
                     Err(failure) => comparison.fail(&failure),
                     Ok(bodies) => self.rounds.run_one(&mut comparison, progress, |side, _| {
                         sample(*socket, side, &bodies, self.seconds)
@@ -297,10 +298,18 @@ impl Transmit {
 
 fn render(comparisons: &[Comparison]) -> String {
     format!(
-        "{}\nplain: one sendmsg of header, body and trailer; spliced: by reference whatever the size; sendfile: the body \
-         from a file\nin memory, header and trailer by send; MSG_ZEROCOPY: its completions read in batches; SENDMSG_ZC: io_uring; uncopy: the way \
-         that it chooses.\nCPU: the sender's. first write to a page: plain, one that the kernel gives; protected, one whose sending \
-         has completed;\nin flight, one that is replaced by a copy; p50 is the time of the write. {LEGEND}",
+        "{}\n\
+         plain: one sendmsg of header, body and trailer\n\
+         spliced: by reference at every size\n\
+         sendfile: the body from a file in memory, header and trailer by send\n\
+         MSG_ZEROCOPY: with completions read in batches\n\
+         SENDMSG_ZC: by io_uring\n\
+         uncopy: the way that uncopy chooses\n\
+         first write to a page: plain is a new page of the kernel; protected is a page whose transmission has \
+         completed;\n\
+         in flight is a page that the write replaces by a copy. p50 is the time of the write.\n\
+         CPU is that of the sender.\n\
+         {LEGEND}",
         figures::table(comparisons, &[])
     )
 }
@@ -314,7 +323,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
             .filter(|comparison| comparison.title().starts_with(socket.name()))
             .cloned()
             .collect();
-        let x = ("length of a body", Scale::Doubling);
+        let x = ("body size", Scale::Doubling);
         let plot = Plot::by_side("", x, "", &of_socket, "size_bytes", |comparison, side| {
             (side != Side::Plain).then(|| comparison.ratio(side, figures::CPU)).flatten()
         });
@@ -325,7 +334,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
     }
     Plot {
         title: "Ways to transmit".to_owned(),
-        x: ("length of a body".to_owned(), Scale::Doubling),
+        x: ("body size".to_owned(), Scale::Doubling),
         y: "sender's processor time over plain".to_owned(),
         series,
     }
@@ -345,7 +354,7 @@ mod tests {
                     set: 1 << 20,
                     rounds: Rounds::exactly(1),
                     seconds: Duration::from_millis(5),
-                    form: Form::default(),
+                    common: CommonOptions::default(),
                 };
                 let comparisons = options.measure(&mut Progress::new());
                 assert!(comparisons[0].is_verified(), "{:?}", comparisons[0].notes());

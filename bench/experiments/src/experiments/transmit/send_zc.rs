@@ -12,7 +12,7 @@ const ENTRIES: u32 = 64;
 pub struct ZeroCopyRing {
     ring: IoUring,
     /// Number of requests whose pages the kernel may still hold.
-    held: usize,
+    in_flight: usize,
 }
 
 impl ZeroCopyRing {
@@ -29,7 +29,7 @@ impl ZeroCopyRing {
         if !probe.is_supported(opcode::SendMsgZc::CODE) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(Self { ring, held: 0 })
+        Ok(Self { ring, in_flight: 0 })
     }
 
     /// Sends a message and waits until the kernel has accepted it, not sent it. Returns the number of bytes
@@ -39,18 +39,18 @@ impl ZeroCopyRing {
     /// Errors of sendmsg(2).
     ///
     /// # Safety
-    /// `message` and all memory that it refers to must stay unchanged until [`settle`](Self::settle) has returned.
+    /// `message` and all memory that it refers to must stay unchanged until [`wait_all`](Self::wait_all) has returned.
     pub unsafe fn send(&mut self, fd: RawFd, message: *const libc::msghdr) -> io::Result<usize> {
         let flags = u32::try_from(libc::MSG_WAITALL).unwrap_or(0);
         let request = opcode::SendMsgZc::new(types::Fd(fd), message).flags(flags).build();
         // SAFETY: `push` requires that the request's memory stays valid until it has completed: by this function's
         // contract, `message` and all memory that it refers to stay unchanged until `settle` has returned.
         unsafe { self.ring.submission().push(&request) }.map_err(|_| io::ErrorKind::OutOfMemory)?;
-        self.held += 1;
+        self.in_flight += 1;
         loop {
             self.ring.submit_and_wait(1)?;
             while let Some(entry) = self.next() {
-                if let Some(result) = self.note(&entry) {
+                if let Some(result) = self.process_completion(&entry) {
                     return usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
                 }
             }
@@ -62,13 +62,13 @@ impl ZeroCopyRing {
     }
 
     /// Processes a completion: returns a request's result, or `None` for the release of its pages.
-    fn note(&mut self, entry: &cqueue::Entry) -> Option<i32> {
+    fn process_completion(&mut self, entry: &cqueue::Entry) -> Option<i32> {
         if cqueue::notif(entry.flags()) {
-            self.held -= 1;
+            self.in_flight -= 1;
             return None;
         }
         if !cqueue::more(entry.flags()) {
-            self.held -= 1;
+            self.in_flight -= 1;
         }
         Some(entry.result())
     }
@@ -77,11 +77,11 @@ impl ZeroCopyRing {
     ///
     /// # Errors
     /// Errors of io_uring_enter(2).
-    pub fn settle(&mut self) -> io::Result<()> {
-        while self.held > 0 {
+    pub fn wait_all(&mut self) -> io::Result<()> {
+        while self.in_flight > 0 {
             self.ring.submit_and_wait(1)?;
             while let Some(entry) = self.next() {
-                self.note(&entry);
+                self.process_completion(&entry);
             }
         }
         Ok(())
@@ -89,7 +89,7 @@ impl ZeroCopyRing {
 
     /// Returns the number of requests whose pages the kernel may still hold.
     #[must_use]
-    pub const fn held(&self) -> usize {
-        self.held
+    pub const fn in_flight(&self) -> usize {
+        self.in_flight
     }
 }

@@ -51,14 +51,14 @@ pub struct Sender<'a> {
     headers: [OnOnePage<[u8; HEADER_BYTES]>; WINDOW + 1],
     messages: u64,
     /// Number of MSG_ZEROCOPY completions that were not read yet.
-    awaited: usize,
+    pending_completions: usize,
 }
 
 impl<'a> Sender<'a> {
     /// Makes a sender of `bodies` by `side`'s way to the socket `fd`.
     pub fn new(fd: i32, side: Side, bodies: &'a Bodies) -> Self {
         let headers = [OnOnePage([b' '; HEADER_BYTES]); WINDOW + 1];
-        Self { fd, side, bodies, headers, messages: 0, awaited: 0 }
+        Self { fd, side, bodies, headers, messages: 0, pending_completions: 0 }
     }
 
     /// Returns the socket's descriptor.
@@ -77,7 +77,7 @@ impl<'a> Sender<'a> {
         self.messages += 1;
         let OnOnePage(header) = &mut self.headers[(message % (WINDOW as u64 + 1)) as usize];
         header[..8].copy_from_slice(&message.to_le_bytes());
-        let parts = [&header[..], self.bodies.of(message), &TRAILER.0];
+        let parts = [&header[..], self.bodies.body(message), &TRAILER.0];
         let sent = match self.side {
             SEND_FILE => {
                 send_file(self.fd, parts, self.bodies.file.as_raw_fd(), self.bodies.offset(message))?
@@ -88,19 +88,19 @@ impl<'a> Sender<'a> {
             _ => send_parts(ProgramFd::new(self.fd), parts)?,
         };
         if self.side == ZERO_COPY {
-            self.awaited += 1;
-            if self.awaited >= BATCH {
+            self.pending_completions += 1;
+            if self.pending_completions >= BATCH {
                 self.read_completions()?;
             }
         }
-        if sent == self.len() { Ok(()) } else { Err(std::io::Error::other("a blocking send was cut")) }
+        if sent == self.len() { Ok(()) } else { Err(std::io::Error::other("a blocking send was partial")) }
     }
 
     /// Reads the completions in the socket's error queue.
     fn read_completions(&mut self) -> std::io::Result<()> {
         loop {
             match next_completed(ProgramFd::new(self.fd)) {
-                Ok(_) => self.awaited = 0,
+                Ok(_) => self.pending_completions = 0,
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno(number)) => return Err(std::io::Error::from_raw_os_error(number)),
             }
@@ -127,7 +127,7 @@ fn vectors(parts: [&[u8]; 3]) -> [libc::iovec; 3] {
     parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
 }
 
-fn header_of(vectors: &mut [libc::iovec; 3]) -> libc::msghdr {
+fn message_header(vectors: &mut [libc::iovec; 3]) -> libc::msghdr {
     // SAFETY: all-zero bytes are a valid `msghdr`, with null pointers and zero lengths.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
@@ -149,13 +149,13 @@ fn send_by_ring(fd: i32, parts: [&[u8]; 3]) -> std::io::Result<usize> {
             none => none.insert(ZeroCopyRing::new()?),
         };
         let mut vectors = vectors(parts);
-        let message = header_of(&mut vectors);
+        let message = message_header(&mut vectors);
         // SAFETY: the kernel copies the header and the vectors before the request's first completion, for which
         // `send` waits (io_uring_enter(2)); the parts outlive the connection, and a header is overwritten only
         // after its message was acknowledged.
         let sent = unsafe { ring.send(fd, &raw const message) }?;
-        if ring.held() >= BATCH {
-            ring.settle()?;
+        if ring.in_flight() >= BATCH {
+            ring.wait_all()?;
         }
         Ok(sent)
     })
@@ -164,7 +164,7 @@ fn send_by_ring(fd: i32, parts: [&[u8]; 3]) -> std::io::Result<usize> {
 /// Sends a message by one `sendmsg`.
 fn send_message(fd: i32, parts: [&[u8]; 3], flags: i32) -> std::io::Result<usize> {
     let mut vectors = vectors(parts);
-    let message = header_of(&mut vectors);
+    let message = message_header(&mut vectors);
     // SAFETY: sendmsg(2) reads the header, the vectors and the parts, which live through the call. With MSG_ZEROCOPY
     // the parts outlive the connection, and none is overwritten before its message was acknowledged.
     checked(unsafe { libc::sendmsg(fd, &raw const message, flags) })

@@ -17,8 +17,8 @@ impl Comparison {
         });
         let mut value = json!(ratio);
         value["processes"] = processes.collect();
-        value["rounds"] = json!(self.rounds());
-        value["dropped"] = json!(self.dropped());
+        value["rounds"] = json!(self.round_count());
+        value["dropped"] = json!(self.dropped_count());
         value
     }
 
@@ -46,14 +46,14 @@ impl Comparison {
         let of_process = |generation: &Generation| {
             let sides = self.sides.iter().enumerate();
             let sides = sides.map(|(at, side)| (side.key().to_owned(), of_side(generation, at)));
-            let trials = self.sides.iter().zip(&generation.ends);
+            let trials = self.sides.iter().zip(&generation.process_samples);
             let trials = trials.filter_map(|(side, end)| Some((side.key().to_owned(), end.trials.clone()?)));
             json!({
                 "trials": trials.collect::<Map<_, _>>(),
                 "connection": generation.rounds.iter().map(|round| round.connection).collect::<Vec<_>>(),
-                "dropped": generation.rounds.iter().map(|round| &round.dropped).collect::<Vec<_>>(),
+                "dropped": generation.rounds.iter().map(|round| &round.drop_reason).collect::<Vec<_>>(),
                 "distance_ns": generation.rounds.iter().map(|round| round.distance).collect::<Vec<_>>(),
-                "retaken": generation.rounds.iter().map(|round| round.retaken).collect::<Vec<_>>(),
+                "retaken": generation.rounds.iter().map(|round| round.retries).collect::<Vec<_>>(),
                 "sides": sides.collect::<Map<_, _>>(),
             })
         };
@@ -98,15 +98,15 @@ impl Comparison {
             "experiment": self.title,
             "bytes_per_operation": self.operation_bytes,
             "parameters": self.parameters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>(),
-            "rounds": self.rounds(),
-            "dropped": self.dropped(),
+            "rounds": self.round_count(),
+            "dropped": self.dropped_count(),
             "distance_ns": self.distance(),
             "best_rival": self.best_rival().map(Side::key),
             "sides": sides,
             "samples": self.samples_json(),
             "verified": self.is_verified(),
             "failure": self.failure,
-            "skipped": self.skipped,
+            "skipped": self.skip_reason,
             "notes": self.notes(),
         })
     }

@@ -26,9 +26,9 @@ pub struct Round {
     /// Sample of each side, in the order of the comparison's sides.
     pub samples: Vec<Sample>,
     /// Reason why the round does not count.
-    pub dropped: Option<String>,
+    pub drop_reason: Option<String>,
     /// Number of slices that were retaken, because others disturbed them.
-    pub retaken: u32,
+    pub retries: u32,
     /// Distance between server and clients.
     pub distance: Distance,
 }
@@ -39,19 +39,19 @@ pub struct Generation {
     /// Rounds in the order of measurement.
     pub rounds: Vec<Round>,
     /// Figures of each side's process as a whole: memory, counts, notes; empty if there are none.
-    pub ends: Vec<Sample>,
+    pub process_samples: Vec<Sample>,
 }
 
 impl Generation {
     /// Returns the rounds at this distance that count.
-    fn kept(&self, distance: Distance) -> impl Iterator<Item = &Round> {
+    fn counted_rounds(&self, distance: Distance) -> impl Iterator<Item = &Round> {
         let counts =
-            move |round: &&Round| round.dropped.is_none() && distance::is_same(round.distance, distance);
+            move |round: &&Round| round.drop_reason.is_none() && distance::is_same(round.distance, distance);
         self.rounds.iter().filter(counts)
     }
 
     fn samples(&self, side: usize) -> impl Iterator<Item = &Sample> {
-        self.rounds.iter().map(move |round| &round.samples[side]).chain(self.ends.get(side))
+        self.rounds.iter().map(move |round| &round.samples[side]).chain(self.process_samples.get(side))
     }
 }
 
@@ -64,10 +64,10 @@ pub struct Comparison {
     sides: Vec<Side>,
     generations: Vec<Generation>,
     failure: Option<String>,
-    /// Reason why the work was left out.
-    skipped: Option<String>,
-    /// Sides that were left out, with the reason.
-    left_out: Vec<String>,
+    /// Reason why the work was skipped.
+    skip_reason: Option<String>,
+    /// Sides that were skipped, with the reason.
+    skipped_sides: Vec<String>,
     /// True if the rounds of a connection are different work, so that their mean counts.
     is_cyclic: bool,
 }
@@ -84,15 +84,15 @@ impl Comparison {
             sides: sides.to_vec(),
             generations: Vec::new(),
             failure: None,
-            skipped: None,
-            left_out: Vec::new(),
+            skip_reason: None,
+            skipped_sides: Vec::new(),
             is_cyclic: false,
         }
     }
 
     /// Adds a parameter of the work, which appears in JSON and on the axes of plots.
     #[must_use]
-    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+    pub fn with_parameter(mut self, name: &'static str, value: f64) -> Self {
         self.parameters.push((name, value));
         self
     }
@@ -126,11 +126,11 @@ impl Comparison {
         &self.parameters
     }
 
-    /// Returns the reason why the work failed or was left out.
+    /// Returns the reason why the work failed or was skipped.
     #[must_use]
     pub fn obstacle(&self) -> Option<String> {
-        let left_out = || self.skipped.as_ref().map(|why| format!("left out: {why}"));
-        self.failure.clone().or_else(left_out)
+        let skip_message = || self.skip_reason.as_ref().map(|why| format!("skipped: {why}"));
+        self.failure.clone().or_else(skip_message)
     }
 
     fn all_rounds(&self) -> impl Iterator<Item = &Round> {
@@ -140,38 +140,40 @@ impl Comparison {
     /// Returns the distance of the rounds that count: the most common one among undisturbed rounds.
     #[must_use]
     pub fn distance(&self) -> Distance {
-        let undisturbed = self.all_rounds().filter(|round| round.dropped.is_none());
+        let undisturbed = self.all_rounds().filter(|round| round.drop_reason.is_none());
         distance::most_common(undisturbed.filter_map(|round| round.distance))
     }
 
     /// Returns the number of rounds that count.
     #[must_use]
-    pub fn rounds(&self) -> usize {
+    pub fn round_count(&self) -> usize {
         let distance = self.distance();
-        self.generations.iter().map(|generation| generation.kept(distance).count()).sum()
+        self.generations.iter().map(|generation| generation.counted_rounds(distance).count()).sum()
     }
 
     /// Returns the number of rounds that were dropped.
     #[must_use]
-    pub fn dropped(&self) -> usize {
-        self.all_rounds().count() - self.rounds()
+    pub fn dropped_count(&self) -> usize {
+        self.all_rounds().count() - self.round_count()
     }
 
     /// Returns the reason for each dropped round.
-    pub fn disturbances(&self) -> impl Iterator<Item = &str> {
+    pub fn drop_reasons(&self) -> impl Iterator<Item = &str> {
         let distance = self.distance();
-        let elsewhere = move |round: &Round| {
-            (!distance::is_same(round.distance, distance)).then_some("processors at another distance")
+        let distance_reason = move |round: &Round| {
+            (!distance::is_same(round.distance, distance))
+                .then_some("the processors were at another distance")
         };
-        self.all_rounds().filter_map(move |round| round.dropped.as_deref().or_else(|| elsewhere(round)))
+        self.all_rounds()
+            .filter_map(move |round| round.drop_reason.as_deref().or_else(|| distance_reason(round)))
     }
 
     /// Returns the number of generations with a round that counts, or without rounds, where each is a single run.
     #[must_use]
-    pub fn processes(&self) -> usize {
+    pub fn process_count(&self) -> usize {
         let distance = self.distance();
         let counts = |generation: &&Generation| {
-            generation.rounds.is_empty() || generation.kept(distance).next().is_some()
+            generation.rounds.is_empty() || generation.counted_rounds(distance).next().is_some()
         };
         self.generations.iter().filter(counts).count()
     }
@@ -195,15 +197,15 @@ impl Comparison {
     }
 
     /// Leaves out a side because this machine lacks something that it needs.
-    pub fn leave_out(&mut self, side: Side, why: &crate::kit::failure::Failure) {
+    pub fn skip_side(&mut self, side: Side, why: &crate::kit::failure::Failure) {
         debug_assert!(self.generations.is_empty(), "samples are by side");
         self.sides.retain(|known| *known != side);
-        self.left_out.push(format!("{} left out: {why}", side.name()));
+        self.skipped_sides.push(format!("{} skipped: {why}", side.name()));
     }
 
     /// Runs every side once, each in a process of its own, in reverse order in every second round. A side that fails
     /// ends this comparison: later rounds do nothing.
-    pub fn round(&mut self, mut run: impl FnMut(Side) -> Result<Sample>) {
+    pub fn run_round(&mut self, mut run: impl FnMut(Side) -> Result<Sample>) {
         if self.failure.is_some() {
             return;
         }
@@ -222,7 +224,7 @@ impl Comparison {
             }
         }
         let round = Round { samples, ..Round::default() };
-        self.generations.push(Generation { rounds: vec![round], ends: Vec::new() });
+        self.generations.push(Generation { rounds: vec![round], process_samples: Vec::new() });
     }
 
     /// Adds the measurements of fresh processes.
@@ -237,7 +239,7 @@ impl Comparison {
 
     /// Leaves the work out because this machine lacks something that it needs; this is no failure.
     pub fn skip(&mut self, why: impl Into<String>) {
-        self.skipped = Some(why.into());
+        self.skip_reason = Some(why.into());
     }
 
     fn index(&self, side: Side) -> Option<usize> {
@@ -267,7 +269,7 @@ impl Comparison {
     #[must_use]
     pub fn is_flawless(&self) -> bool {
         let has_no_defect = |side: &Side| self.samples(*side).all(|sample| sample.defect.is_none());
-        self.skipped.is_some() || self.is_verified() && self.sides.iter().all(has_no_defect)
+        self.skip_reason.is_some() || self.is_verified() && self.sides.iter().all(has_no_defect)
     }
 
     /// Returns the number of bytes verified under a side.
@@ -288,9 +290,9 @@ impl Comparison {
                 }
             }
         }
-        notes.extend(self.left_out.iter().cloned());
+        notes.extend(self.skipped_sides.iter().cloned());
         notes.extend(self.failure.clone());
-        notes.extend(self.skipped.as_ref().map(|why| format!("left out: {why}")));
+        notes.extend(self.skip_reason.as_ref().map(|why| format!("skipped: {why}")));
         notes
     }
 }
@@ -300,7 +302,7 @@ mod tests {
     use super::*;
     use crate::kit::counts::Counts;
     use crate::kit::failure::Failure;
-    use crate::kit::sample::{Metric, Raw};
+    use crate::kit::sample::{Metric, RawSlice};
     use crate::kit::verdict::Verdict;
     use serde_json::{Value, json};
 
@@ -315,7 +317,7 @@ mod tests {
     fn compared(rates: &[(f64, f64)]) -> Comparison {
         let mut comparison = Comparison::new("work", 1, &BOTH);
         for (plain, uncopy) in rates {
-            comparison.round(|side| Ok(sample(if side == Side::Plain { *plain } else { *uncopy })));
+            comparison.run_round(|side| Ok(sample(if side == Side::Plain { *plain } else { *uncopy })));
         }
         comparison
     }
@@ -325,7 +327,7 @@ mod tests {
         let mut comparison = Comparison::new("work", 1, &BOTH);
         let mut order = Vec::new();
         for _ in 0..3 {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 order.push(side);
                 Ok(sample(1.0))
             });
@@ -348,7 +350,7 @@ mod tests {
     #[test]
     fn nothing_unverified_has_a_ratio() {
         let mut comparison = compared(&[(100.0, 200.0)]);
-        comparison.round(|side| {
+        comparison.run_round(|side| {
             let verified_bytes = (side == Side::Plain).then_some(10);
             Ok(Sample { verified_bytes, ..sample(1.0) })
         });
@@ -357,11 +359,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_the_comparison_and_is_told() {
+    fn a_failure_ends_the_comparison_and_is_reported() {
         let mut comparison = compared(&[(100.0, 200.0)]);
         let mut runs = 0;
         for _ in 0..2 {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 runs += 1;
                 if side == Side::Uncopy { Err(Failure::new("wrong echo")) } else { Ok(sample(1.0)) }
             });
@@ -374,9 +376,9 @@ mod tests {
     }
 
     #[test]
-    fn a_defect_is_told_and_counts_although_the_figures_are_right() {
+    fn a_defect_is_reported_although_the_figures_are_right() {
         let mut comparison = Comparison::new("work", 1, &BOTH);
-        comparison.round(|side| {
+        comparison.run_round(|side| {
             let defect = (side == Side::Uncopy).then(|| "signal 11 at its end".to_owned());
             Ok(Sample { defect, ..sample(1.0) })
         });
@@ -386,10 +388,10 @@ mod tests {
     }
 
     #[test]
-    fn notes_are_told_once() {
+    fn notes_are_listed_once() {
         let mut comparison = Comparison::new("work", 1, &BOTH);
         for _ in 0..3 {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let notes = if side == Side::Uncopy { vec!["inactive".to_owned()] } else { Vec::new() };
                 Ok(Sample { notes, ..sample(1.0) })
             });
@@ -397,10 +399,10 @@ mod tests {
         assert_eq!(comparison.notes(), ["uncopy: inactive"]);
     }
     #[test]
-    fn what_was_not_measured_is_no_zero() {
+    fn missing_measurements_are_not_zero() {
         let mut comparison = Comparison::new("work", 1, &BOTH);
         for faults in [Some(0.0), None] {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let served_faults = faults.filter(|_| side == Side::Uncopy);
                 let counts = Counts { served_faults, ..Counts::default() };
                 Ok(Sample { counts, ..sample(1.0) })
@@ -417,14 +419,17 @@ mod tests {
     /// Returns a generation in which uncopy takes `cost` times plain's processor time, two rounds per connection.
     fn generation(costs: &[f64], dropped: usize) -> Generation {
         let round = |(at, cost): (usize, &f64)| {
-            let raw = |cpu_ns| Sample::from(Raw { cpu_ns, operations: 10, elapsed_ns: 1_000_000 });
+            let raw = |cpu_ns| Sample::from(RawSlice { cpu_ns, operations: 10, elapsed_ns: 1_000_000 });
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small cost")]
             let samples = vec![raw(1_000_000), raw((1e6 * cost) as u64)];
-            let dropped = (at < dropped).then(|| "steal 9 %".to_owned());
-            Round { connection: at / 2, samples, dropped, ..Round::default() }
+            let drop_reason = (at < dropped).then(|| "steal 9 %".to_owned());
+            Round { connection: at / 2, samples, drop_reason, ..Round::default() }
         };
         let end = Sample { resident_bytes: Some(costs[0]), verified_bytes: Some(1), ..Sample::default() };
-        Generation { rounds: costs.iter().enumerate().map(round).collect(), ends: vec![end.clone(), end] }
+        Generation {
+            rounds: costs.iter().enumerate().map(round).collect(),
+            process_samples: vec![end.clone(), end],
+        }
     }
 
     #[test]
@@ -433,7 +438,10 @@ mod tests {
         for costs in [[9.0, 0.9, 0.9, 0.92, 0.88, 0.9], [9.0, 0.8, 0.8, 0.82, 0.78, 0.8]] {
             comparison.add(generation(&costs, 1));
         }
-        assert_eq!((comparison.rounds(), comparison.dropped(), comparison.processes()), (10, 2, 2));
+        assert_eq!(
+            (comparison.round_count(), comparison.dropped_count(), comparison.process_count()),
+            (10, 2, 2)
+        );
         let json = comparison.to_json();
         let cpu = &json["sides"]["uncopy"]["server_cpu_us_per_operation"]["ratio_to_plain"];
         assert!((cpu["median"].as_f64().expect("a ratio") - (0.9f64 * 0.8).sqrt()).abs() < 1e-3, "{cpu:#}");
@@ -441,7 +449,7 @@ mod tests {
         assert_eq!(cpu["processes"][1]["rounds"], json!(5));
         assert!((cpu["processes"][1]["median"].as_f64().expect("a ratio") - 0.8).abs() < 1e-3, "{cpu:#}");
         // Two processes that differ that much do not predict a third.
-        assert!(matches!(comparison.verdict(Side::Uncopy, Side::Plain), Some(Verdict::Between(..))));
+        assert!(matches!(comparison.verdict(Side::Uncopy, Side::Plain), Some(Verdict::Undecided(..))));
         assert_eq!(json["samples"][0]["dropped"], json!(["steal 9 %", null, null, null, null, null]));
         assert_eq!(json["samples"][0]["connection"], json!([0, 0, 1, 1, 2, 2]));
         assert_eq!(json["samples"][0]["sides"]["uncopy"]["cpu_ns"][1], json!(900_000));
@@ -458,16 +466,19 @@ mod tests {
             generation.rounds.iter_mut().for_each(|round| round.distance = Some(distance));
             comparison.add(generation);
         }
-        assert_eq!((comparison.rounds(), comparison.dropped(), comparison.processes()), (8, 4, 2));
+        assert_eq!(
+            (comparison.round_count(), comparison.dropped_count(), comparison.process_count()),
+            (8, 4, 2)
+        );
         assert_eq!(comparison.distance(), Some(300.0));
         let ratio = comparison.ratio(Side::Uncopy, |sample| sample.cpu_us).expect("verified");
         assert!((ratio.median - 0.9).abs() < 1e-3, "{ratio}");
-        assert_eq!(comparison.disturbances().count(), 4);
+        assert_eq!(comparison.drop_reasons().count(), 4);
         assert_eq!(comparison.to_json()["samples"][0]["distance_ns"][3], json!(50.0));
     }
 
     #[test]
-    fn of_work_that_changes_the_mean_of_each_connection_counts() {
+    fn drifting_work_counts_by_the_mean_of_each_connection() {
         let mut comparison = Comparison::new("work", 1, &BOTH).cyclic();
         for _ in 0..2 {
             // Each connection has one round at half the cost and one at 1.9 times.
@@ -482,7 +493,7 @@ mod tests {
         let sides = [Side::Plain, Side::Uncopy, Side::Mimalloc, Side::HeapOnly];
         let mut comparison = Comparison::new("work", 1, &sides);
         for _ in 0..7 {
-            comparison.round(|side| {
+            comparison.run_round(|side| {
                 let cpu_us = match side {
                     Side::Uncopy => 0.5,
                     Side::Mimalloc => 0.8,

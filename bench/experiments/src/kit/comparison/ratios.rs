@@ -7,7 +7,7 @@ use crate::kit::statistics::{Interval, Rival, median};
 use crate::kit::verdict::Verdict;
 
 /// Minimum part of a cycle's rounds that must count for the cycle to count.
-const WHOLE_PART: f64 = 0.9;
+const MIN_CYCLE_FRACTION: f64 = 0.9;
 
 /// Figures of the rounds of one process, by connection.
 type ByConnection = Vec<Vec<f64>>;
@@ -21,21 +21,21 @@ impl Comparison {
     fn values(&self, value: impl Fn(&[Sample]) -> Option<f64>) -> Option<Vec<ByConnection>> {
         let distance = self.distance();
         let of_rounds = |generation: &Generation| {
-            let rounds: Vec<&Round> = generation.kept(distance).collect();
+            let rounds: Vec<&Round> = generation.counted_rounds(distance).collect();
             let connections = rounds.chunk_by(|one, other| one.connection == other.connection);
             let of_connection = |rounds: &[&Round]| {
                 if self.is_cyclic {
                     let is_of_it = |round: &&Round| round.connection == rounds[0].connection;
                     let all = generation.rounds.iter().filter(is_of_it).count();
                     // An incomplete cycle is different work.
-                    let is_whole = rounds.len() as f64 >= WHOLE_PART * all as f64;
+                    let is_whole = rounds.len() as f64 >= MIN_CYCLE_FRACTION * all as f64;
                     return if is_whole { Some(vec![value(&mean(rounds))?]) } else { Some(Vec::new()) };
                 }
                 rounds.iter().map(|round| value(&round.samples)).collect()
             };
             connections.map(of_connection).collect()
         };
-        let of_ends = |generation: &Generation| Some(vec![vec![value(&generation.ends)?]]);
+        let of_ends = |generation: &Generation| Some(vec![vec![value(&generation.process_samples)?]]);
         let all = |of: &dyn Fn(&Generation) -> Option<ByConnection>| {
             self.generations.iter().map(of).collect::<Option<Vec<_>>>()
         };
@@ -70,25 +70,27 @@ impl Comparison {
             Some((Interval::of_ratios(&process)?, rounds))
         };
         let ratios = self.ratios(side, other, metric).unwrap_or_default();
-        if is_one_each(&ratios) { Vec::new() } else { ratios.into_iter().filter_map(of_one).collect() }
+        if has_one_value_each(&ratios) { Vec::new() } else { ratios.into_iter().filter_map(of_one).collect() }
     }
 
     /// True if every ratio to plain of `metric` is known to [`Comparison::PRECISION`], or was not measured.
     #[must_use]
     pub fn is_precise(&self, metric: Metric) -> bool {
-        self.is_known_to(Self::PRECISION, metric)
+        self.is_precise_to(Self::PRECISION, metric)
     }
 
-    /// True if half the width of every ratio's interval is at most `part` of the ratio.
+    /// True if half the width of every ratio's interval is at most `fraction` of the ratio.
     #[must_use]
-    pub fn is_known_to(&self, part: f64, metric: Metric) -> bool {
-        self.sides.iter().all(|side| self.ratio(*side, metric).is_none_or(|ratio| ratio.half_width() <= part))
+    pub fn is_precise_to(&self, fraction: f64, metric: Metric) -> bool {
+        self.sides
+            .iter()
+            .all(|side| self.ratio(*side, metric).is_none_or(|ratio| ratio.half_width() <= fraction))
     }
 
     /// Returns the verdict on `side` over `other`, by processor time per operation.
     #[must_use]
     pub fn verdict(&self, side: Side, other: Side) -> Option<Verdict> {
-        Some(Verdict::of(self.ratio_of(side, other, |sample| sample.cpu_us)?, self.rounds()))
+        Some(Verdict::of(self.ratio_of(side, other, |sample| sample.cpu_us)?, self.round_count()))
     }
 
     /// Returns the rival with the least processor time per operation; `None` if only plain was measured.
@@ -184,7 +186,7 @@ fn mean(rounds: &[&Round]) -> Vec<Sample> {
 }
 
 /// True if no process has more than one value, since each was run as a whole.
-fn is_one_each(processes: &[ByConnection]) -> bool {
+fn has_one_value_each(processes: &[ByConnection]) -> bool {
     processes.iter().all(|process| process.iter().map(Vec::len).sum::<usize>() <= 1)
 }
 
@@ -193,7 +195,7 @@ fn pooled(
     processes: &[ByConnection],
     interval: impl Fn(&[Vec<f64>]) -> Option<Interval>,
 ) -> Option<Interval> {
-    if is_one_each(processes) {
+    if has_one_value_each(processes) {
         return interval(&[processes.iter().flatten().flatten().copied().collect()]);
     }
     let of_connections =

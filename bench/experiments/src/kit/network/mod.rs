@@ -9,12 +9,12 @@
 //!
 //! Neither namespace has a name: both disappear with the last process and the last descriptor in them, and the devices
 //! with them, however this program ends. Servers listen on [`server_address`] and enter their namespace between fork
-//! and exec; this program's own work there goes through [`among_servers`]. On machines that use BBR, the loopback
+//! and exec; this program's own work there goes through [`in_server_namespace`]. On machines that use BBR, the loopback
 //! device is one in a namespace of this program's own too.
 //!
 //! Invariant: the network is chosen once, before the first thread is started, and does not change.
 
-mod link;
+mod veth;
 
 use std::fs::File;
 use std::io;
@@ -38,13 +38,13 @@ const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 /// Network between clients and servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Network {
-    /// The loopback device, whose packets have 64 KiB
+    /// The loopback device, with packets of up to 64 KiB
     #[default]
     Loopback,
-    /// Two network namespaces joined by virtual Ethernet devices with an MTU of 1500 bytes; needs root
+    /// Two network namespaces connected by a veth pair with an MTU of 1500 bytes; needs root
     #[value(name = "veth-1500")]
     Veth1500,
-    /// The same with an MTU of 9000 bytes
+    /// Two network namespaces connected by a veth pair with an MTU of 9000 bytes; needs root
     #[value(name = "veth-9000")]
     Veth9000,
 }
@@ -75,34 +75,37 @@ const CONGESTION_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// Congestion controls of all measurements, where this program may choose. BBR mistakes a stall of the machine for a
 /// slow path and remembers it (tcp_metrics), so that a few ms cost seconds. A namespace may use the first only if the
 /// machine allows it to everybody (tcp_allowed_congestion_control), the second always; without losses both act alike.
-const CHOSEN: [&str; 2] = ["cubic", "reno"];
+const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
 
-/// Sets one of [`CHOSEN`] in this thread's namespace, which is this program's own.
+/// Sets one of [`CONGESTION_CONTROLS`] in this thread's namespace, which is this program's own.
 fn choose_congestion_control() -> io::Result<()> {
     let choose = |name| std::fs::write(CONGESTION_CONTROL, name);
-    choose(CHOSEN[0]).or_else(|_| choose(CHOSEN[1]))
+    choose(CONGESTION_CONTROLS[0]).or_else(|_| choose(CONGESTION_CONTROLS[1]))
 }
 
 /// Returns the congestion control of connections, and whether this program has a network namespace of its own.
 #[must_use]
 pub fn congestion_control() -> String {
     let used = std::fs::read_to_string(CONGESTION_CONTROL).unwrap_or_default();
-    let place =
-        if USED.get().is_some_and(|used| used.is_apart) { ", in a network namespace of its own" } else { "" };
-    format!("{}{place}", used.trim())
+    let suffix = if ACTIVE.get().is_some_and(|used| used.is_isolated) {
+        ", in a network namespace of its own"
+    } else {
+        ""
+    };
+    format!("{}{suffix}", used.trim())
 }
 
 /// The network that was set up.
 #[derive(Debug)]
-struct Used {
+struct ActiveNetwork {
     network: Network,
     /// Network namespace of the servers; `None` if it is this program's own.
-    servers: Option<OwnedFd>,
+    server_namespace: Option<OwnedFd>,
     /// True if this program is in a namespace of its own.
-    is_apart: bool,
+    is_isolated: bool,
 }
 
-static USED: OnceLock<Used> = OnceLock::new();
+static ACTIVE: OnceLock<ActiveNetwork> = OnceLock::new();
 
 /// Sets up `network` for all experiments of this program. Must be called once, before any thread is started.
 ///
@@ -110,25 +113,29 @@ static USED: OnceLock<Used> = OnceLock::new();
 /// [`Failure`] if this program may not create network namespaces, the kernel lacks them, or the network was set up
 /// before.
 pub fn set_up(network: Network) -> Result<()> {
-    let servers = network.mtu_bytes().map(|mtu_bytes| joined(network, mtu_bytes)).transpose()?;
-    let is_apart = servers.is_some() || leave_slow_congestion_control();
-    USED.set(Used { network, servers, is_apart }).map_err(|_| Failure::new("the network was set up before"))
+    let server_namespace =
+        network.mtu_bytes().map(|mtu_bytes| enter_client_namespace(network, mtu_bytes)).transpose()?;
+    let is_isolated = server_namespace.is_some() || isolate_from_other_congestion_control();
+    ACTIVE
+        .set(ActiveNetwork { network, server_namespace, is_isolated })
+        .map_err(|_| Failure::new("the network is already set up"))
 }
 
-/// Tries to move this thread into a namespace with one of [`CHOSEN`] if the machine uses another; true if it did.
-fn leave_slow_congestion_control() -> bool {
-    let is_chosen =
-        std::fs::read_to_string(CONGESTION_CONTROL).is_ok_and(|used| CHOSEN.contains(&used.trim()));
-    !is_chosen && link::alone().is_ok() && choose_congestion_control().is_ok()
+/// Tries to move this thread into a namespace with one of [`CONGESTION_CONTROLS`] if the machine uses another; true
+/// if it did.
+fn isolate_from_other_congestion_control() -> bool {
+    let is_chosen = std::fs::read_to_string(CONGESTION_CONTROL)
+        .is_ok_and(|used| CONGESTION_CONTROLS.contains(&used.trim()));
+    !is_chosen && veth::enter_loopback_only().is_ok() && choose_congestion_control().is_ok()
 }
 
 /// Moves this thread into a namespace of the clients and returns that of the servers.
-fn joined(network: Network, mtu_bytes: u32) -> Result<OwnedFd> {
+fn enter_client_namespace(network: Network, mtu_bytes: u32) -> Result<OwnedFd> {
     let name = network.name();
-    link::join((CLIENT_ADDRESS, SERVER_ADDRESS), mtu_bytes).map_err(|(what, error)| {
+    veth::enter_veth_pair((CLIENT_ADDRESS, SERVER_ADDRESS), mtu_bytes).map_err(|(what, error)| {
         if Errno::from_io_error(&error) == Some(Errno::PERM) {
             return Failure::new(format!(
-                "--network {name} needs root, because it makes network namespaces; run it as root, or with --network \
+                "--network {name} needs root to create network namespaces; run it as root, or use --network \
                  loopback"
             ));
         }
@@ -139,24 +146,24 @@ fn joined(network: Network, mtu_bytes: u32) -> Result<OwnedFd> {
 /// Returns the network in use.
 #[must_use]
 pub fn current() -> Network {
-    USED.get().map_or(Network::Loopback, |used| used.network)
+    ACTIVE.get().map_or(Network::Loopback, |used| used.network)
 }
 
 /// Returns the address that servers listen on and clients connect to.
 #[must_use]
 pub fn server_address() -> Ipv4Addr {
-    if servers().is_some() { SERVER_ADDRESS } else { Ipv4Addr::LOCALHOST }
+    if server_namespace().is_some() { SERVER_ADDRESS } else { Ipv4Addr::LOCALHOST }
 }
 
 /// Returns the address that clients send from.
 #[must_use]
 pub fn client_address() -> Ipv4Addr {
-    if servers().is_some() { CLIENT_ADDRESS } else { Ipv4Addr::LOCALHOST }
+    if server_namespace().is_some() { CLIENT_ADDRESS } else { Ipv4Addr::LOCALHOST }
 }
 
 /// Returns the servers' network namespace, if it is not this program's.
-fn servers() -> Option<BorrowedFd<'static>> {
-    USED.get()?.servers.as_ref().map(AsFd::as_fd)
+fn server_namespace() -> Option<BorrowedFd<'static>> {
+    ACTIVE.get()?.server_namespace.as_ref().map(AsFd::as_fd)
 }
 
 /// Starts `command` in `directory` as [`Server::start`] does, in the servers' network namespace.
@@ -164,7 +171,7 @@ fn servers() -> Option<BorrowedFd<'static>> {
 /// # Errors
 /// [`Failure`] when the command cannot be started.
 pub fn start_server(mut command: Command, title: &str, directory: TemporaryDirectory) -> Result<Server> {
-    if let Some(namespace) = servers() {
+    if let Some(namespace) = server_namespace() {
         let enter = move || Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?);
         // SAFETY: code between fork and exec must be async-signal-safe: the closure makes one system call only.
         unsafe { command.pre_exec(enter) };
@@ -176,9 +183,9 @@ pub fn start_server(mut command: Command, title: &str, directory: TemporaryDirec
 ///
 /// # Errors
 /// The errors of `work`, and those of setns(2).
-pub fn among_servers<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    match servers() {
-        Some(namespace) => within(namespace, work),
+pub fn in_server_namespace<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    match server_namespace() {
+        Some(namespace) => in_namespace(namespace, work),
         None => work(),
     }
 }
@@ -187,12 +194,12 @@ pub fn among_servers<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io
 ///
 /// # Errors
 /// The errors of `work`, and those of setns(2).
-pub fn within<T: Send>(
+pub fn in_namespace<T: Send>(
     namespace: BorrowedFd<'_>,
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
     let enter = || Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?);
-    in_a_thread(|| enter().and_then(|()| work()))
+    in_thread(|| enter().and_then(|()| work()))
 }
 
 /// Creates a network namespace with only a loopback device, which lives while it has a thread or a descriptor.
@@ -200,15 +207,16 @@ pub fn within<T: Send>(
 /// # Errors
 /// [`Failure`] if this program may not create one.
 pub fn new_namespace() -> Result<OwnedFd> {
-    in_a_thread(|| {
-        link::alone().map_err(|(what, error)| io::Error::new(error.kind(), format!("{what}: {error}")))?;
+    in_thread(|| {
+        veth::enter_loopback_only()
+            .map_err(|(what, error)| io::Error::new(error.kind(), format!("{what}: {error}")))?;
         choose_congestion_control()?;
         Ok(File::open("/proc/thread-self/ns/net")?.into())
     })
-    .doing("making a network namespace")
+    .doing("creating a network namespace")
 }
 
-fn in_a_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().spawn_scoped(scope, work)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread in another network panicked")))
@@ -221,7 +229,7 @@ fn in_a_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Resu
 /// [`Failure`] when no port is free.
 pub fn free_address() -> Result<SocketAddr> {
     let port = || free_port(server_address()).map_err(|failure| io::Error::other(failure.to_string()));
-    let port = among_servers(port).doing("looking for a free port")?;
+    let port = in_server_namespace(port).doing("finding a free port")?;
     Ok(SocketAddr::from((server_address(), port)))
 }
 
@@ -238,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_called_what_they_are_called_on_the_command_line() {
+    fn networks_have_their_command_line_names() {
         for network in Network::value_variants() {
             let value = network.to_possible_value().expect("all can be chosen");
             assert_eq!(value.get_name(), network.name());

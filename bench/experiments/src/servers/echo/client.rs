@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use uncopy_testbed::clients::Place;
 
-use crate::kit::traffic::{Exchange, Load, Period, repeat};
+use crate::kit::traffic::{Exchange, LoadResult, Period, repeat};
 use crate::kit::{Failure, Pattern, Result, While, checksum, compare};
 use crate::servers::echo::server::{Reply, last_page};
 
@@ -38,7 +38,7 @@ impl EchoClient {
     ///
     /// # Errors
     /// [`Failure`] when the connection fails, or an echo differs from the message.
-    pub fn run(&mut self, period: Period) -> Result<Load> {
+    pub fn run(&mut self, period: Period) -> Result<LoadResult> {
         repeat(period, |number| {
             let message = self.pattern.advance();
             let sent = Instant::now();

@@ -14,7 +14,7 @@ use crate::kit::{Result, TemporaryDirectory};
 /// Directory of an in-memory file system.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Interval between two scans of the recordings, the same as that of `uncopy profile`.
-const PAUSE: Duration = Duration::from_millis(50);
+const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A directory for recordings, and a thread that drains the recordings there until this is dropped.
 #[derive(Debug)]
@@ -22,12 +22,12 @@ pub struct Drain {
     _directory: TemporaryDirectory,
     /// Channel that ends the thread when it is dropped. Nothing is sent.
     end: Sender<()>,
-    thread: JoinHandle<Drained>,
+    thread: JoinHandle<DrainCounts>,
 }
 
 /// Counts of a [`Drain`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drained {
+pub struct DrainCounts {
     /// Number of input, copy and output events.
     pub events: u64,
     /// Number of gaps between the events.
@@ -50,15 +50,15 @@ impl Drain {
 
     /// Drains the rest, ends the thread and returns its counts.
     #[must_use]
-    pub fn finish(self) -> Drained {
+    pub fn finish(self) -> DrainCounts {
         drop(self.end);
         self.thread.join().unwrap_or_default()
     }
 }
 
-struct File(std::fs::File);
+struct RecordingFile(std::fs::File);
 
-impl Memory for File {
+impl Memory for RecordingFile {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
         self.0.read_exact_at(into, offset)
     }
@@ -68,12 +68,12 @@ impl Memory for File {
     }
 }
 
-fn drain(directory: &Path, end: &Receiver<()>) -> Drained {
-    let mut drained = Drained::default();
+fn drain(directory: &Path, end: &Receiver<()>) -> DrainCounts {
+    let mut counts = DrainCounts::default();
     let mut known = std::collections::BTreeMap::new();
     loop {
         // Checked before the scan, so that events recorded until the end are counted.
-        let is_last = matches!(end.recv_timeout(PAUSE), Err(RecvTimeoutError::Disconnected));
+        let is_last = matches!(end.recv_timeout(SCAN_INTERVAL), Err(RecvTimeoutError::Disconnected));
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             let Some(key) = parse_file_name(entry.file_name().as_encoded_bytes()) else { continue };
             let opened = std::fs::OpenOptions::new().read(true).write(true).open(entry.path());
@@ -82,19 +82,19 @@ fn drain(directory: &Path, end: &Receiver<()>) -> Drained {
             if !known.contains_key(&key)
                 && let Some(file) = opened.ok().filter(is_whole)
             {
-                known.insert(key, (File(file), Ring::new()));
+                known.insert(key, (RecordingFile(file), Ring::new()));
             }
         }
         for (file, ring) in known.values_mut() {
             // A recording that can no longer be read was counted by earlier scans.
             let _ = ring.drain(file, false, |event| match event.call {
-                Call::Gap => drained.gaps += 1,
-                Call::Input | Call::Copy | Call::Output => drained.events += 1,
+                Call::Gap => counts.gaps += 1,
+                Call::Input | Call::Copy | Call::Output => counts.events += 1,
                 _ => {}
             });
         }
         if is_last {
-            return drained;
+            return counts;
         }
     }
 }

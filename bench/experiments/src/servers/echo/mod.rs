@@ -3,6 +3,6 @@
 pub mod client;
 pub mod command;
 pub mod drain;
-pub mod echoing;
+pub mod loaded_echo;
 pub mod pair;
 pub mod server;

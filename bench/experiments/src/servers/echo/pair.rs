@@ -5,11 +5,11 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 
 use super::command;
-use super::echoing::Echoing;
-use super::server::Work;
+use super::loaded_echo::LoadedEcho;
+use super::server::EchoWork;
 use crate::kit::network::server_address;
-use crate::kit::processors::{self, bind_to};
-use crate::kit::{Experiment, Outcome, Result, TemporaryDirectory, While, remote, start_server, word};
+use crate::kit::processors::{self, bind_thread};
+use crate::kit::{Experiment, Outcome, Result, TemporaryDirectory, While, cli_name, remote, start_server};
 
 /// Path of the server's UNIX socket in its directory.
 const SERVER: &str = "./server";
@@ -38,18 +38,18 @@ impl Transport {
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub struct EchoPair {
-    /// Transport between both ends
+    /// Transport of the echo
     #[arg(long, value_enum)]
     pub transport: Transport,
     #[command(flatten)]
-    pub work: Work,
+    pub work: EchoWork,
 }
 
 impl Experiment for EchoPair {
     const IS_SERVER: bool = true;
 
     fn run(&self) -> Result<Outcome> {
-        remote::obey(|| Ok(Box::new(self.start()?)))?;
+        remote::serve_requests(|| Ok(Box::new(self.start()?)))?;
         Ok(Outcome::Status(0))
     }
 }
@@ -57,14 +57,14 @@ impl Experiment for EchoPair {
 /// Returns the arguments of `uncopy-bench` that start the pair.
 #[must_use]
 pub fn arguments(transport: Transport, size_bytes: usize, copies: usize) -> Vec<String> {
-    let first = ["echo-pair".to_owned(), format!("--transport={}", word(&transport))];
-    let work = Work { size_bytes, copies, ..Work::default() };
+    let first = ["echo-pair".to_owned(), format!("--transport={}", cli_name(&transport))];
+    let work = EchoWork { size_bytes, copies, ..EchoWork::default() };
     first.into_iter().chain(work.arguments()).collect()
 }
 
 impl EchoPair {
     /// Starts the server and connects to it.
-    fn start(&self) -> Result<Echoing> {
+    fn start(&self) -> Result<LoadedEcho> {
         let exe = std::env::current_exe().doing("finding the path of uncopy-bench")?;
         let mut command = Command::new(exe);
         command.args(command::arguments(server_address(), &self.work, 1));
@@ -72,10 +72,10 @@ impl EchoPair {
             // Overrides the `--listen` before it.
             command.arg(format!("--listen={SERVER}"));
         }
-        processors::bind(&mut command, processors::of_server(1));
+        processors::bind_command(&mut command, processors::of_server(1));
         let server = start_server(command, "the echo server", TemporaryDirectory::make()?)?;
-        bind_to(processors::of_clients(1))?;
+        bind_thread(processors::of_clients(1))?;
         // The client runs in this thread, so that no other thread's time counts.
-        Echoing::new(server, server_address(), self.work, 1, None)
+        LoadedEcho::new(server, server_address(), self.work, 1, None)
     }
 }

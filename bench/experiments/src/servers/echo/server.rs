@@ -30,28 +30,28 @@ use serde_json::json;
 use uncopy_testbed::clients::Place;
 
 use crate::kit::processes::signals::Requests;
-use crate::kit::{Random, Result, While, checksum, copies_parser, print, size_parser, word};
+use crate::kit::{Random, Result, While, checksum, cli_name, copies_parser, print, size_parser};
 
 /// Maximum silence of a peer before its connection is closed.
-const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+const MAX_SILENCE: Duration = Duration::from_secs(60);
 /// Page size assumed for touching, bytes.
 pub const PAGE_BYTES: usize = 4096;
 /// Number of messages that a store keeps, in memory and in its file.
-const STORED: usize = 8;
+const STORED_MESSAGES: usize = 8;
 
 /// The choice of pages of a message that are touched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Order {
+pub enum PageOrder {
     /// Spread evenly over the message
     #[default]
     Spread,
-    /// From its start, one behind the other
+    /// From the start of the message, one after another
     Sequential,
-    /// Others for each message, in no order
+    /// Different pages for each message, in random order
     Random,
 }
 
-/// Answer of the server to a message.
+/// Reply of the server to a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Reply {
     /// The last copy itself
@@ -65,31 +65,31 @@ pub enum Reply {
 
 /// The server's work for each message.
 #[derive(Clone, Copy, Debug, Default, Args)]
-pub struct Work {
-    /// Length of a message, in bytes
+pub struct EchoWork {
+    /// Message size, in bytes
     #[arg(long = "size", value_name = "SIZE", value_parser = size_parser())]
     pub size_bytes: usize,
-    /// Copies made of each message before it is sent back
+    /// Number of copies per message before it is sent back
     #[arg(long, value_name = "N", value_parser = copies_parser())]
     pub copies: usize,
-    /// Pages of the last copy of which one byte each is read before it is sent
+    /// Number of pages of the last copy from which one byte each is read before it is sent
     #[arg(long = "touch", value_name = "PAGES", default_value = "0")]
     pub touched_pages: usize,
-    /// Choice of these pages
+    /// Order in which these pages are chosen
     #[arg(long, value_enum, default_value_t)]
-    pub order: Order,
-    /// Bytes from the last copy's start that are all read before it is sent
+    pub order: PageOrder,
+    /// Number of bytes read from the start of the last copy before it is sent
     #[arg(long = "read", value_name = "SIZE", default_value = "0")]
     pub read_bytes: usize,
-    /// Alternate between not reading and reading these bytes, each for this long; 0: always read them
+    /// Alternate between not reading and reading these bytes, for this long each; 0: always read them
     #[arg(long = "phase", value_name = "MS", default_value = "0")]
     pub phase_ms: u64,
-    /// Answer of the server
+    /// Reply of the server
     #[arg(long, value_enum, default_value_t)]
     pub reply: Reply,
 }
 
-impl Work {
+impl EchoWork {
     /// Returns the command line's options for this work.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
@@ -97,10 +97,10 @@ impl Work {
             format!("--size={}", self.size_bytes),
             format!("--copies={}", self.copies),
             format!("--touch={}", self.touched_pages),
-            format!("--order={}", word(&self.order)),
+            format!("--order={}", cli_name(&self.order)),
             format!("--read={}", self.read_bytes),
             format!("--phase={}", self.phase_ms),
-            format!("--reply={}", word(&self.reply)),
+            format!("--reply={}", cli_name(&self.reply)),
         ]
     }
 
@@ -170,7 +170,7 @@ impl Drop for Buffer {
 }
 
 /// Calls `transfer` with the bytes done so far until all are done. `Ok(false)` if the peer ended the connection.
-fn complete(size_bytes: usize, mut transfer: impl FnMut(usize) -> isize) -> io::Result<bool> {
+fn transfer_all(size_bytes: usize, mut transfer: impl FnMut(usize) -> isize) -> io::Result<bool> {
     let mut done_bytes = 0;
     while done_bytes < size_bytes {
         match usize::try_from(transfer(done_bytes)) {
@@ -191,8 +191,8 @@ fn complete(size_bytes: usize, mut transfer: impl FnMut(usize) -> isize) -> io::
 ///
 /// # Errors
 /// The error of receiving, sending or allocating.
-pub fn serve(stream: &impl AsRawFd, work: Work, touched: &Touched) -> io::Result<()> {
-    let Work { size_bytes, copies, .. } = work;
+pub fn serve(stream: &impl AsRawFd, work: EchoWork, touched: &Touched) -> io::Result<()> {
+    let EchoWork { size_bytes, copies, .. } = work;
     let mut buffers = (0..=copies).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<Vec<_>>>()?;
     let mut store = match work.reply {
         Reply::Echo | Reply::LastPage => None,
@@ -202,10 +202,10 @@ pub fn serve(stream: &impl AsRawFd, work: Work, touched: &Touched) -> io::Result
     let fd = stream.as_raw_fd();
     loop {
         if let Some(store) = &mut store {
-            store.exchange(&mut buffers);
+            store.rotate_buffer(&mut buffers);
         }
         let (Some(first), Some(last)) = (buffers.first(), buffers.last()) else { return Ok(()) };
-        let received = complete(size_bytes, |done_bytes| {
+        let received = transfer_all(size_bytes, |done_bytes| {
             // SAFETY: recv(2) writes at most `size_bytes - done_bytes` bytes; done_bytes < size_bytes, so the range is
             // inside the first buffer.
             unsafe { libc::recv(fd, first.start.byte_add(done_bytes), size_bytes - done_bytes, 0) }
@@ -240,7 +240,7 @@ pub fn serve(stream: &impl AsRawFd, work: Work, touched: &Touched) -> io::Result
                 &sum
             }
         };
-        let sent = complete(answer.len(), |done_bytes| {
+        let sent = transfer_all(answer.len(), |done_bytes| {
             let rest = &answer[done_bytes..];
             // SAFETY: send(2) reads `rest.len()` bytes from `rest`, a borrowed slice.
             unsafe { libc::send(fd, rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL) }
@@ -258,7 +258,7 @@ pub fn last_page(message: &[u8]) -> &[u8] {
 }
 
 /// Reads one byte in each of the work's touched pages of `buffer`.
-fn touch(buffer: &Buffer, work: &Work, random: &mut Random, touched: &Touched) {
+fn touch(buffer: &Buffer, work: &EchoWork, random: &mut Random, touched: &Touched) {
     let all = work.size_bytes.div_ceil(PAGE_BYTES);
     let pages = work.touched_pages.min(all);
     if pages == 0 {
@@ -269,9 +269,9 @@ fn touch(buffer: &Buffer, work: &Work, random: &mut Random, touched: &Touched) {
     let mut sum = 0u8;
     for page in 0..pages {
         let offset_bytes = match work.order {
-            Order::Spread => work.size_bytes / pages * page,
-            Order::Sequential => page * PAGE_BYTES,
-            Order::Random => shuffled(page, first, all) * PAGE_BYTES,
+            PageOrder::Spread => work.size_bytes / pages * page,
+            PageOrder::Sequential => page * PAGE_BYTES,
+            PageOrder::Random => shuffled(page, first, all) * PAGE_BYTES,
         };
         // SAFETY: page < pages <= all, so the offset is below size_bytes; the byte is initialised.
         sum = sum.wrapping_add(unsafe { buffer.start.cast::<u8>().byte_add(offset_bytes).read_volatile() });
@@ -297,7 +297,7 @@ pub fn shuffled(page: usize, first: u64, all: usize) -> usize {
 struct Store {
     file: OwnedFd,
     /// Buffers with the messages before the one that is being received.
-    kept: Vec<Buffer>,
+    stored: Vec<Buffer>,
     next: usize,
     size_bytes: usize,
 }
@@ -305,26 +305,26 @@ struct Store {
 impl Store {
     fn new(size_bytes: usize, copies: usize) -> io::Result<Self> {
         // Without copies, the message is stored in the buffer that received it.
-        let kept = if copies == 0 { 0 } else { STORED - 1 };
-        let kept = (0..kept).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<_>>()?;
-        Ok(Self { file: memfd_create("store", MemfdFlags::CLOEXEC)?, kept, next: 0, size_bytes })
+        let stored = if copies == 0 { 0 } else { STORED_MESSAGES - 1 };
+        let stored = (0..stored).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<_>>()?;
+        Ok(Self { file: memfd_create("store", MemfdFlags::CLOEXEC)?, stored, next: 0, size_bytes })
     }
 
     /// Keeps the last buffer, and replaces it by the oldest kept one.
-    fn exchange(&mut self, buffers: &mut [Buffer]) {
+    fn rotate_buffer(&mut self, buffers: &mut [Buffer]) {
         self.next = self.next.wrapping_add(1);
-        let index = self.next % self.kept.len().max(1);
-        if let (Some(kept), Some(last)) = (self.kept.get_mut(index), buffers.last_mut()) {
-            std::mem::swap(kept, last);
+        let index = self.next % self.stored.len().max(1);
+        if let (Some(stored), Some(last)) = (self.stored.get_mut(index), buffers.last_mut()) {
+            std::mem::swap(stored, last);
         }
     }
 
     /// Writes a message to its slot in the file.
     fn write(&self, message: &[u8]) -> io::Result<()> {
-        let place = self.next % STORED * self.size_bytes;
-        complete(message.len(), |done_bytes| {
+        let slot_bytes = self.next % STORED_MESSAGES * self.size_bytes;
+        transfer_all(message.len(), |done_bytes| {
             let rest = &message[done_bytes..];
-            let offset = libc::off_t::try_from(place + done_bytes).unwrap_or(libc::off_t::MAX);
+            let offset = libc::off_t::try_from(slot_bytes + done_bytes).unwrap_or(libc::off_t::MAX);
             // SAFETY: pwrite(2) reads `rest.len()` bytes from `rest`, a borrowed slice.
             unsafe { libc::pwrite(self.file.as_raw_fd(), rest.as_ptr().cast(), rest.len(), offset) }
         })
@@ -332,10 +332,10 @@ impl Store {
     }
 }
 
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+fn configure_stream(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(SILENCE_LIMIT))?;
-    stream.set_write_timeout(Some(SILENCE_LIMIT))
+    stream.set_read_timeout(Some(MAX_SILENCE))?;
+    stream.set_write_timeout(Some(MAX_SILENCE))
 }
 
 /// Listens at `address`, prints `listening PORT` or `listening PATH`, and serves up to `threads` connections at a time
@@ -343,7 +343,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 ///
 /// # Errors
 /// [`crate::kit::failure::Failure`] when listening or starting threads fails.
-pub fn run(address: &Place, work: Work, threads: usize) -> Result<()> {
+pub fn run(address: &Place, work: EchoWork, threads: usize) -> Result<()> {
     let what = format!("listening on {address}");
     match address {
         Place::Tcp(address) => {
@@ -351,7 +351,7 @@ pub fn run(address: &Place, work: Work, threads: usize) -> Result<()> {
             let port = listener.local_addr().doing(&what)?.port();
             let accept = move || {
                 let (stream, _) = listener.accept()?;
-                prepare(&stream).map(|()| stream)
+                configure_stream(&stream).map(|()| stream)
             };
             serve_all(&port.to_string(), accept, work, threads)
         }
@@ -364,9 +364,9 @@ pub fn run(address: &Place, work: Work, threads: usize) -> Result<()> {
 
 /// Serves connections from `accept` until a signal asks for the end. The threads end with the process.
 fn serve_all<S: AsRawFd>(
-    place: &str,
+    address_text: &str,
     accept: impl Fn() -> io::Result<S> + Send + Sync + 'static,
-    work: Work,
+    work: EchoWork,
     threads: usize,
 ) -> Result<()> {
     let requests = Requests::install().doing("installing signal handlers")?;
@@ -387,7 +387,7 @@ fn serve_all<S: AsRawFd>(
         let thread = std::thread::Builder::new().name(format!("echo {number}"));
         thread.spawn(serve_each).doing("starting a thread")?;
     }
-    print(&format!("listening {place}\n"))?;
+    print(&format!("listening {address_text}\n"))?;
     requests.wait(None).doing("waiting for a signal")?;
     if work.touched_pages > 0 { print(&format!("{}\n", json!(shared.1))) } else { Ok(()) }
 }
@@ -400,7 +400,7 @@ mod tests {
     use std::io::{Read, Write};
 
     /// Runs `conversation` with a peer served by `serve`, and returns the result of serving.
-    fn served(work: Work, conversation: impl FnOnce(TcpStream)) -> io::Result<()> {
+    fn served(work: EchoWork, conversation: impl FnOnce(TcpStream)) -> io::Result<()> {
         let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("listening");
         let (stream, _) = listener.accept().expect("a peer");
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn every_message_comes_back_whatever_the_copies_and_pieces() {
-        use Order::{Random, Sequential, Spread};
+        use PageOrder::{Random, Sequential, Spread};
         for (size_bytes, copies, touched_pages, order) in [
             (1, 0, 0, Spread),
             (1, 0, 7, Random),
@@ -425,7 +425,8 @@ mod tests {
             (70_001, 1, 1000, Random),
             (524_288, 12, 3, Sequential),
         ] {
-            let work = Work { size_bytes, copies, touched_pages, order, read_bytes: 100, ..Work::default() };
+            let work =
+                EchoWork { size_bytes, copies, touched_pages, order, read_bytes: 100, ..EchoWork::default() };
             served(work, |mut peer| {
                 let mut pattern = Pattern::new(size_bytes, 4);
                 let mut echo = vec![0; size_bytes];
@@ -445,10 +446,10 @@ mod tests {
     #[test]
     fn a_store_answers_with_the_checksum_of_each_message() {
         for (size_bytes, copies) in [(1, 0), (5000, 1), (70_001, 3)] {
-            let work = Work { size_bytes, copies, reply: Reply::Checksum, ..Work::default() };
+            let work = EchoWork { size_bytes, copies, reply: Reply::Checksum, ..EchoWork::default() };
             served(work, |mut peer| {
                 let mut pattern = Pattern::new(size_bytes, 4);
-                for _ in 0..2 * STORED + 1 {
+                for _ in 0..2 * STORED_MESSAGES + 1 {
                     let message = pattern.advance();
                     peer.write_all(message).expect("the server reads");
                     let mut sum = [0; 8];
@@ -470,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_tells_about_touching_is_what_is_read() {
+    fn touch_reports_are_read_as_they_are_written() {
         let touched = Touched { pages: AtomicU64::new(4), ns: AtomicU64::new(10) };
         assert_eq!(touch_ns(&format!("x\n{}\n", json!(touched))), Some(2.5));
         assert_eq!((touch_ns(&json!(Touched::default()).to_string()), touch_ns("x")), (None, None));
@@ -478,15 +479,15 @@ mod tests {
 
     #[test]
     fn a_peer_that_leaves_in_the_middle_ends_only_its_connection() {
-        let work = Work { size_bytes: 100_000, copies: 2, ..Work::default() };
+        let work = EchoWork { size_bytes: 100_000, copies: 2, ..EchoWork::default() };
         served(work, |mut peer| peer.write_all(&[7; 99_999]).expect("the server reads")).expect("no error");
         // The peer never reads: the server's answer meets a closed connection.
         let _ = served(work, |mut peer| peer.write_all(&[7; 250_000]).expect("the server reads"));
     }
 
     #[test]
-    fn memory_that_cannot_be_had_ends_only_the_connection() {
-        let work = Work { size_bytes: isize::MAX as usize, copies: 1, ..Work::default() };
+    fn failed_allocations_end_only_the_connection() {
+        let work = EchoWork { size_bytes: isize::MAX as usize, copies: 1, ..EchoWork::default() };
         let error = served(work, drop).expect_err("no such memory");
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     }

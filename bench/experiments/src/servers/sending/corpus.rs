@@ -9,7 +9,7 @@ const STEP_BYTES: usize = 7919;
 /// Length of a piece of a large file, bytes.
 const PIECE_BYTES: usize = 1 << 20;
 /// Number of offsets in the pool where pieces of a large file begin.
-const PLACES: usize = 1024;
+const PIECE_OFFSETS: usize = 1024;
 /// The mail's files: their number, average length and spread, so that lengths are from 50 KB to 650 KB.
 const MAIL_FILES: usize = 63;
 const MAIL_BYTES: usize = 350_000;
@@ -31,10 +31,10 @@ pub struct Corpus {
 
 /// Position in a corpus that is received again and again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     file: usize,
     piece: usize,
-    within: usize,
+    offset_bytes: usize,
 }
 
 impl Corpus {
@@ -57,7 +57,7 @@ impl Corpus {
     /// Returns a corpus of one file of `len_bytes`.
     #[must_use]
     pub fn single(len_bytes: usize) -> Self {
-        let begins = (0..).map(|number: usize| number % PLACES * STEP_BYTES);
+        let begins = (0..).map(|number: usize| number % PIECE_OFFSETS * STEP_BYTES);
         let rests = (0..len_bytes).step_by(PIECE_BYTES).map(|done| len_bytes - done);
         let piece = |(begin, rest): (usize, usize)| Piece { begin, len_bytes: rest.min(PIECE_BYTES) };
         Self::of(Random::new(1 << 30), vec![begins.zip(rests).map(piece).collect()])
@@ -97,34 +97,34 @@ impl Corpus {
         &self.pool[piece.begin..piece.begin + piece.len_bytes]
     }
 
-    /// Compares `received` with the corpus from `place` on, wrapping around at its end, and advances `place`.
+    /// Compares `received` with the corpus from `position` on, wrapping around at its end, and advances `position`.
     ///
     /// # Errors
     /// [`Failure`] with the first wrong byte.
-    pub fn verify(&self, place: &mut Place, mut received: &[u8]) -> Result<()> {
+    pub fn verify(&self, position: &mut Position, mut received: &[u8]) -> Result<()> {
         while !received.is_empty() {
-            let piece = self.bytes(self.files[place.file][place.piece]);
-            let rest = &piece[place.within..];
+            let piece = self.bytes(self.files[position.file][position.piece]);
+            let rest = &piece[position.offset_bytes..];
             let len_bytes = rest.len().min(received.len());
             let (now, later) = received.split_at(len_bytes);
             compare(&rest[..len_bytes], now).map_err(|mismatch| {
-                let (file, begin) = (place.file, place.piece * PIECE_BYTES + place.within);
+                let (file, begin) = (position.file, position.piece * PIECE_BYTES + position.offset_bytes);
                 Failure::new(format!("wrong bytes of file {file:03} from byte {begin} on: {mismatch}"))
             })?;
             received = later;
-            place.within += len_bytes;
-            if place.within == piece.len() {
-                *place = self.after(*place);
+            position.offset_bytes += len_bytes;
+            if position.offset_bytes == piece.len() {
+                *position = self.next_piece(*position);
             }
         }
         Ok(())
     }
 
-    fn after(&self, place: Place) -> Place {
-        if place.piece + 1 < self.files[place.file].len() {
-            Place { piece: place.piece + 1, within: 0, ..place }
+    fn next_piece(&self, position: Position) -> Position {
+        if position.piece + 1 < self.files[position.file].len() {
+            Position { piece: position.piece + 1, offset_bytes: 0, ..position }
         } else {
-            Place { file: (place.file + 1) % self.files.len(), ..Place::default() }
+            Position { file: (position.file + 1) % self.files.len(), ..Position::default() }
         }
     }
 }
@@ -135,7 +135,7 @@ mod tests {
     use crate::kit::processes::cleanup::TemporaryDirectory;
 
     #[test]
-    fn the_mails_files_are_as_many_and_as_long_on_average_as_it_says() {
+    fn the_mail_files_have_the_stated_number_and_average_length() {
         let mail = Corpus::mail();
         assert_eq!((mail.files.len(), mail.len_bytes()), (63, 63 * 350_000));
         let lengths = || mail.files.iter().flatten().map(|piece| piece.len_bytes);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_verified_again_and_again_in_any_pieces() {
+    fn written_bytes_are_verified_in_any_pieces() {
         for corpus in [Corpus::mail(), Corpus::single(1), Corpus::single((5 << 20) + 3)] {
             let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
             corpus.write(directory.path()).expect("room");
@@ -156,25 +156,27 @@ mod tests {
                 .map(|file| file.expect("it").path())
                 .collect();
             names.sort();
-            let mut place = Place::default();
+            let mut position = Position::default();
             for _ in 0..2 {
                 for bytes in names.iter().map(|name| std::fs::read(name).expect("a file")) {
-                    bytes.chunks(65_537).for_each(|chunk| corpus.verify(&mut place, chunk).expect("right"));
+                    bytes
+                        .chunks(65_537)
+                        .for_each(|chunk| corpus.verify(&mut position, chunk).expect("right"));
                 }
             }
-            assert_eq!(place, Place::default());
+            assert_eq!(position, Position::default());
         }
     }
 
     #[test]
-    fn a_wrong_byte_is_told_with_its_place() {
+    fn a_wrong_byte_is_reported_with_its_offset() {
         let corpus = Corpus::single((2 << 20) + 10);
-        let mut place = Place::default();
+        let mut position = Position::default();
         let mut bytes = corpus.bytes(corpus.files[0][0]).to_vec();
-        corpus.verify(&mut place, &bytes).expect("the first piece");
+        corpus.verify(&mut position, &bytes).expect("the first piece");
         bytes = corpus.bytes(corpus.files[0][1]).to_vec();
         bytes[70] ^= 1;
-        let failure = corpus.verify(&mut place, &bytes).expect_err("a wrong byte").to_string();
+        let failure = corpus.verify(&mut position, &bytes).expect_err("a wrong byte").to_string();
         assert!(
             failure.contains("file 000 from byte 1048576") && failure.contains("byte 70 is"),
             "{failure}"

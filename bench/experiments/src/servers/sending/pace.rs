@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 /// Minimum lead that is slept away: a sleep with its wake-up costs as much as sending some 10 KiB.
-const EARLY: Duration = Duration::from_micros(500);
+const MIN_SLEEP: Duration = Duration::from_micros(500);
 /// Maximum delay that is made up for, so that a stall does not cause a burst above the rate.
-const LATE: Duration = Duration::from_millis(10);
+const MAX_DEBT: Duration = Duration::from_millis(10);
 
 /// A rate limit with the time at which the next bytes are due.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ impl Pace {
     pub fn sent(&mut self, len_bytes: usize, now: Instant) -> Option<Duration> {
         self.due += Duration::from_secs_f64(self.ns_per_byte * len_bytes as f64 / 1e9);
         let early = self.due.saturating_duration_since(now);
-        self.due = self.due.max(now.checked_sub(LATE).unwrap_or(now));
-        (early > EARLY).then_some(early)
+        self.due = self.due.max(now.checked_sub(MAX_DEBT).unwrap_or(now));
+        (early > MIN_SLEEP).then_some(early)
     }
 }
 

@@ -11,7 +11,7 @@ use uncopy_testbed::network::connect;
 
 use crate::kit::processes::cpu_time::thread_cpu_ns;
 use crate::kit::{Failure, Result, While};
-use crate::servers::sending::corpus::{Corpus, Place};
+use crate::servers::sending::corpus::{Corpus, Position};
 
 /// Maximum silence of the sender.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,8 +52,8 @@ impl Receiver {
         let begin = Instant::now();
         let stream = connect(address, TIMEOUT).doing("connecting to send-files")?;
         let progress = Arc::new(Progress::default());
-        let (told, corpus) = (Arc::clone(&progress), Arc::clone(corpus));
-        let work = move || receive(stream, &corpus, &told, begin);
+        let (shared, corpus) = (Arc::clone(&progress), Arc::clone(corpus));
+        let work = move || receive(stream, &corpus, &shared, begin);
         let thread =
             std::thread::Builder::new().name("receiver".to_owned()).spawn(work).doing("starting a thread")?;
         Ok(Self { progress, thread: Some(thread) })
@@ -83,13 +83,13 @@ impl Receiver {
 
 fn receive(mut stream: TcpStream, corpus: &Corpus, progress: &Progress, begin: Instant) -> Result<Received> {
     let mut buffer = vec![0; BUFFER_BYTES];
-    let (mut place, mut bytes) = (Place::default(), 0);
+    let (mut position, mut bytes) = (Position::default(), 0);
     loop {
         let got = stream.read(&mut buffer).doing("receiving from send-files")?;
         if got == 0 {
             return Ok(Received { bytes, elapsed: begin.elapsed() });
         }
-        corpus.verify(&mut place, &buffer[..got])?;
+        corpus.verify(&mut position, &buffer[..got])?;
         bytes += got as u64;
         progress.bytes.store(bytes, Ordering::Relaxed);
         progress.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! The hidden command `uncopy-bench send-files`: sends the files of a directory, in the order of their names, to every
 //! client that connects, by one way and at one rate; again and again, or once for each connection.
 //!
-//! The sender prints `listening ADDRESS` when it listens, and its [`Account`] after each connection. SIGTERM ends it
-//! after the current chunk.
+//! The sender prints `listening ADDRESS` when it listens, and its [`TransferTotals`] after each connection. SIGTERM
+//! ends it after the current chunk.
 
 use std::fs::File;
 use std::io;
@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uncopy_twin::Buffer;
 
-use crate::kit::load::used;
+use crate::kit::load::rusage_times;
 use crate::kit::processes::signals::Requests;
 use crate::kit::processes::wait;
 use crate::kit::{Experiment, Failure, Outcome, Result, While, bytes_parser, print};
 use crate::servers::sending::pace::Pace;
-use crate::servers::sending::ways::{Completions, Way, Ways, read_into_twin};
+use crate::servers::sending::ways::{Completions, FileSender, Way, read_into_twin};
 
 /// Interval at which the stop flag is checked while no client connects.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -30,20 +30,20 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Send the files of a directory to whoever connects
+/// Send the files of a directory to every client
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub struct SendFiles {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
-    /// How files are sent
+    /// Way to send the files
     #[arg(long, value_enum)]
     pub way: Way,
-    /// Bits sent in a second; 0: as fast as can be
+    /// Bits sent per second; 0: no limit
     #[arg(long, value_name = "BITS", default_value = "0")]
     pub rate: u64,
-    /// Bytes that one call sends
+    /// Bytes sent per call
     #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Send all files once and close the connection
@@ -68,7 +68,7 @@ impl Experiment for SendFiles {
 /// [`Failure`] when listening fails or a file cannot be sent.
 pub fn run(arguments: &SendFiles) -> Result<()> {
     let requests = Requests::install().doing("installing signal handlers")?;
-    let files = listed(&arguments.directory)?;
+    let files = list_files(&arguments.directory)?;
     let listener = TcpListener::bind(arguments.listen).doing("listening")?;
     let address = listener.local_addr().doing("listening")?;
     std::thread::Builder::new()
@@ -79,25 +79,25 @@ pub fn run(arguments: &SendFiles) -> Result<()> {
         .doing("starting a thread")?;
     // Read before the first connection, so that no measured second contains first touches of memory.
     let of_twin: &[PathBuf] = if arguments.way == Way::Twin { &files } else { &[] };
-    let kept: io::Result<Vec<Buffer>> = of_twin.iter().map(|path| read_into_twin(path)).collect();
-    let kept = kept.doing("reading a file")?;
+    let twin_buffers: io::Result<Vec<Buffer>> = of_twin.iter().map(|path| read_into_twin(path)).collect();
+    let twin_buffers = twin_buffers.doing("reading a file")?;
     print(&format!("listening {address}\n"))?;
     while !STOPPING.load(Ordering::Relaxed) {
         if wait::until_readable(&listener, Some(STOP_CHECK)).doing("waiting for a client")? {
             let (stream, _) = listener.accept().doing("accepting")?;
-            let before = used(libc::RUSAGE_SELF).unwrap_or_default();
-            let sent = send(arguments, stream.into(), &files, &kept).doing("sending files")?;
-            let after = used(libc::RUSAGE_SELF).unwrap_or_default();
+            let before = rusage_times(libc::RUSAGE_SELF).unwrap_or_default();
+            let sent = send(arguments, stream.into(), &files, &twin_buffers).doing("sending files")?;
+            let after = rusage_times(libc::RUSAGE_SELF).unwrap_or_default();
             let [user_ns, system_ns] = [0, 1].map(|kind| {
                 u64::try_from(after[kind].saturating_sub(before[kind]).as_nanos()).unwrap_or(u64::MAX)
             });
-            print(&format!("{}\n", json!(Account { user_ns, system_ns, ..sent })))?;
+            print(&format!("{}\n", json!(TransferTotals { user_ns, system_ns, ..sent })))?;
         }
     }
     Ok(())
 }
 
-fn listed(directory: &Path) -> Result<Vec<PathBuf>> {
+fn list_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let listing =
         || std::fs::read_dir(directory)?.map(|file| Ok(file?.path())).collect::<io::Result<Vec<_>>>();
     let mut files = listing().doing(format_args!("listing {}", directory.display()))?;
@@ -107,7 +107,7 @@ fn listed(directory: &Path) -> Result<Vec<PathBuf>> {
 
 /// Bytes and processor time of a connection, printed as a line of JSON.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Account {
+pub struct TransferTotals {
     /// Bytes that were sent.
     pub bytes: u64,
     /// Processor time in user mode, ns.
@@ -124,9 +124,9 @@ fn send(
     arguments: &SendFiles,
     socket: std::os::fd::OwnedFd,
     files: &[PathBuf],
-    kept: &[Buffer],
-) -> io::Result<Account> {
-    let mut ways = Ways::new(arguments.way, socket, arguments.chunk, kept)?;
+    twin_buffers: &[Buffer],
+) -> io::Result<TransferTotals> {
+    let mut sender = FileSender::new(arguments.way, socket, arguments.chunk, twin_buffers)?;
     let mut pace = Pace::new(arguments.rate);
     let mut bytes = 0;
     let mut sent = |len_bytes: usize| {
@@ -140,7 +140,7 @@ fn send(
     };
     'connection: loop {
         for (number, path) in files.iter().enumerate() {
-            if !ways.send_file(number, &File::open(path)?, &mut sent)? {
+            if !sender.send_file(number, &File::open(path)?, &mut sent)? {
                 break 'connection;
             }
         }
@@ -148,7 +148,7 @@ fn send(
             break;
         }
     }
-    ways.finish()?;
-    let Completions { complete: completions, copied, .. } = ways.completions();
-    Ok(Account { bytes, completions, copied, ..Account::default() })
+    sender.finish()?;
+    let Completions { completed: completions, copied, .. } = sender.completions();
+    Ok(TransferTotals { bytes, completions, copied, ..TransferTotals::default() })
 }

@@ -42,7 +42,7 @@ pub enum Way {
     Splice,
     /// mmap, send with MSG_ZEROCOPY, munmap
     Zerocopy,
-    /// Files are kept in twin memory and sent from there
+    /// send from files in twin memory
     Twin,
 }
 
@@ -60,7 +60,7 @@ pub fn read_into_twin(path: &Path) -> io::Result<Buffer> {
 
 /// A connection, with the state for sending files over it.
 #[derive(Debug)]
-pub struct Ways<'a> {
+pub struct FileSender<'a> {
     way: Way,
     socket: OwnedFd,
     chunk_bytes: usize,
@@ -75,14 +75,14 @@ pub struct Ways<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Completions {
     /// Number of sends that are not complete.
-    pub awaited: u32,
+    pub pending: u32,
     /// Number of complete sends.
-    pub complete: u64,
+    pub completed: u64,
     /// Number of complete sends that the kernel copied nevertheless.
     pub copied: u64,
 }
 
-impl<'a> Ways<'a> {
+impl<'a> FileSender<'a> {
     /// Sends over `socket` by `way`, at most `chunk_bytes` per call. For [`Way::Twin`], `kept` holds each file.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl<'a> Ways<'a> {
         let mut pipe = None;
         match way {
             Way::Splice => pipe = Some(new_pipe(chunk_bytes)?),
-            Way::Zerocopy => allow_zerocopy(socket.as_fd())?,
+            Way::Zerocopy => enable_zerocopy(socket.as_fd())?,
             Way::Twin => {
                 uncopy_transmit::trust_descriptors();
                 let owner = SocketOwner { ends_on_errors: false, sends_alone: true, reads_errors: false };
@@ -153,8 +153,8 @@ impl<'a> Ways<'a> {
     fn read_and_send(&mut self, file: RawFd, len: usize) -> io::Result<usize> {
         let (socket, is_write) = (self.socket.as_raw_fd(), self.way == Way::Write);
         // SAFETY: read(2) writes at most `len` bytes, which is at most `chunk_bytes`, the buffer's length.
-        let got = retried(|| unsafe { libc::read(file, self.buffer.as_mut_ptr().cast(), len) })?;
-        all(&self.buffer[..got], |begin, len| {
+        let got = retry_interrupted(|| unsafe { libc::read(file, self.buffer.as_mut_ptr().cast(), len) })?;
+        send_all(&self.buffer[..got], |begin, len| {
             // SAFETY: write(2) and send(2) read `len` bytes from `begin`; `all` passes ranges of a borrowed slice.
             unsafe {
                 if is_write { libc::write(socket, begin, len) } else { libc::send(socket, begin, len, 0) }
@@ -165,22 +165,22 @@ impl<'a> Ways<'a> {
     fn send_from_file(&self, file: RawFd, len: usize) -> io::Result<usize> {
         let socket = self.socket.as_raw_fd();
         // SAFETY: sendfile(2) accesses no memory of ours: the offset is null, which means the file's own offset.
-        retried(|| unsafe { libc::sendfile(socket, file, std::ptr::null_mut(), len) })
+        retry_interrupted(|| unsafe { libc::sendfile(socket, file, std::ptr::null_mut(), len) })
     }
 
     fn splice(&self, file: RawFd, len: usize) -> io::Result<usize> {
         let Some((read_end, write_end)) = &self.pipe else { return Ok(0) };
-        let move_ = |from: RawFd, to: RawFd, len| {
+        let splice_once = |from: RawFd, to: RawFd, len| {
             let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_MORE;
             // SAFETY: splice(2) accesses no memory of ours: both offsets are null, which means the files' own offsets.
-            retried(|| unsafe {
+            retry_interrupted(|| unsafe {
                 libc::splice(from, std::ptr::null_mut(), to, std::ptr::null_mut(), len, flags)
             })
         };
-        let filled = move_(file, write_end.as_raw_fd(), len)?;
+        let filled = splice_once(file, write_end.as_raw_fd(), len)?;
         let mut left = filled;
         while left > 0 {
-            match move_(read_end.as_raw_fd(), self.socket.as_raw_fd(), left)? {
+            match splice_once(read_end.as_raw_fd(), self.socket.as_raw_fd(), left)? {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
                 moved => left -= moved.min(left),
             }
@@ -192,23 +192,23 @@ impl<'a> Ways<'a> {
         let socket = self.socket.as_raw_fd();
         if self.way == Way::MmapSend {
             // SAFETY: send(2) reads `len` bytes from `begin`; `all` passes ranges of a borrowed slice.
-            return all(bytes, |begin, len| unsafe { libc::send(socket, begin, len, 0) });
+            return send_all(bytes, |begin, len| unsafe { libc::send(socket, begin, len, 0) });
         }
         loop {
             // SAFETY: the range is a borrowed slice; beyond the call the kernel references the file's pages, not the
             // mapping.
-            let sent = retried(|| unsafe {
+            let sent = retry_interrupted(|| unsafe {
                 libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_ZEROCOPY)
             });
             match sent {
                 // Pending completions exceed optmem_max, or locked pages the user's limit.
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) && self.completions.awaited > 0 => {
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) && self.completions.pending > 0 => {
                     self.completions.wait(self.socket.as_fd())?;
                 }
                 Err(error) => return Err(error),
                 Ok(sent) => {
-                    self.completions.awaited += 1;
-                    if self.completions.awaited >= COMPLETIONS_BATCH {
+                    self.completions.pending += 1;
+                    if self.completions.pending >= COMPLETIONS_BATCH {
                         self.completions.read(self.socket.as_fd())?;
                     }
                     return Ok(sent);
@@ -225,7 +225,7 @@ impl<'a> Ways<'a> {
             .and_then(|bytes| bytes.get(at..at + len))
             .ok_or(io::ErrorKind::UnexpectedEof)?;
         // SAFETY: `all` passes ranges of the slice, and twin memory keeps bytes unchanged while in flight.
-        all(part, |begin, len| unsafe { uncopy_twin::send::send(socket, begin, len, 0) })
+        send_all(part, |begin, len| unsafe { uncopy_twin::send::send(socket, begin, len, 0) })
     }
 
     /// Waits until the kernel references none of the sent pages.
@@ -233,7 +233,7 @@ impl<'a> Ways<'a> {
     /// # Errors
     /// The error of poll(2) or of the error queue; [`io::ErrorKind::TimedOut`] if a completion does not arrive.
     pub fn finish(&mut self) -> io::Result<()> {
-        while self.completions.awaited > 0 {
+        while self.completions.pending > 0 {
             self.completions.wait(self.socket.as_fd())?;
         }
         Ok(())
@@ -243,12 +243,12 @@ impl<'a> Ways<'a> {
 impl Completions {
     /// Waits for at least one completion.
     fn wait(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let before = self.awaited;
+        let before = self.pending;
         let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: poll(2) accesses one pollfd, which lives through the call. POLLERR needs no request.
-        retried(|| unsafe { libc::poll(&raw mut poll, 1, COMPLETION_MS) } as isize)?;
+        retry_interrupted(|| unsafe { libc::poll(&raw mut poll, 1, COMPLETION_MS) } as isize)?;
         self.read(socket)?;
-        if self.awaited < before { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+        if self.pending < before { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
     /// Reads all completions from the socket's error queue (Documentation/networking/msg_zerocopy.rst).
@@ -258,8 +258,8 @@ impl Completions {
                 Ok(None) | Err(Errno::EINTR) => {}
                 Ok(Some(Completed { first, last, was_copied })) => {
                     let sends = last.wrapping_sub(first).wrapping_add(1);
-                    self.awaited = self.awaited.saturating_sub(sends);
-                    self.complete += u64::from(sends);
+                    self.pending = self.pending.saturating_sub(sends);
+                    self.completed += u64::from(sends);
                     self.copied += if was_copied { u64::from(sends) } else { 0 };
                 }
                 Err(Errno::EAGAIN) => return Ok(()),
@@ -307,7 +307,7 @@ impl Drop for Mapping {
 ///
 /// # Errors
 /// The error of setsockopt(2).
-pub fn allow_zerocopy(socket: BorrowedFd<'_>) -> io::Result<()> {
+pub fn enable_zerocopy(socket: BorrowedFd<'_>) -> io::Result<()> {
     let on: c_int = 1;
     let len_bytes = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or(0);
     let (socket, level) = (socket.as_raw_fd(), libc::SOL_SOCKET);
@@ -333,7 +333,7 @@ fn new_pipe(chunk_bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Repeats `call` while it fails with EINTR.
-fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+fn retry_interrupted(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         match usize::try_from(call()) {
             Ok(count) => return Ok(count),
@@ -346,10 +346,10 @@ fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
 }
 
 /// Sends all of `bytes`, and returns their number.
-fn all(bytes: &[u8], mut send: impl FnMut(*const c_void, usize) -> isize) -> io::Result<usize> {
+fn send_all(bytes: &[u8], mut send: impl FnMut(*const c_void, usize) -> isize) -> io::Result<usize> {
     let mut rest = bytes;
     while !rest.is_empty() {
-        match retried(|| send(rest.as_ptr().cast(), rest.len()))? {
+        match retry_interrupted(|| send(rest.as_ptr().cast(), rest.len()))? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             sent => rest = &rest[sent.min(rest.len())..],
         }

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use uncopy_testbed::Package;
 
-use super::serving::Serving;
-use super::stage::Stage;
-use super::{By, Case, Effort, Point, Work};
+use super::environment::Environment;
+use super::loaded_server::LoadedServer;
+use super::{AppServer, Case, Effort, Point, Scheme};
 use crate::clients::pipe::{Backend, Echoes, ShortEchoes};
 use crate::kit::network::client_address;
-use crate::kit::{Random, Result, Running, While, size};
+use crate::kit::{Random, Result, RunningServer, While, format_size};
 
 const SOCAT: Package = Package::new("socat", "socat", &["-V"]);
 const STUNNEL: Package = Package::new("stunnel", "stunnel4", &["-version"]);
@@ -24,45 +24,50 @@ const SHORT_BYTES: usize = 64 << 10;
 /// Connections forwarded by socat.
 pub const PLAIN: Case = Case {
     name: "socat",
-    about: "socat -b 1048576, a process for each connection, messages of 64 KiB and 1 MiB to a server behind it and back, \
-            4 connections",
+    description: "socat -b 1048576, one process per connection, messages of 64 KiB and 1 MiB to a server \
+                  behind it and back, 4 connections",
     paper: "not in the papers",
-    needs: &[SOCAT],
+    packages: &[SOCAT],
     points: |effort| points(effort, "socat", |size_bytes| Socat { size_bytes, is_short: false }),
-    remark: "what it reads it writes from the same buffer: no copy is made inside the program",
-    by: By::Slices,
+    remark: "socat writes from the buffer that it read into, so the program makes no copy",
+    scheme: Scheme::Slices,
 };
 
 /// socat, whose processes live for one message.
 pub const SHORT: Case = Case {
     name: "socat-short",
-    about: "socat -b 1048576, a process for each message of 64 KiB to a server behind it and back, 4 under way",
+    description: "socat -b 1048576, one process per message of 64 KiB to a server behind it and back, 4 in \
+                  flight",
     paper: "not in the papers",
-    needs: &[SOCAT],
+    packages: &[SOCAT],
     points: |_| {
         let work = Socat { size_bytes: SHORT_BYTES, is_short: true };
-        vec![Point::sized(format!("socat {}, a process each", size(SHORT_BYTES as u64)), SHORT_BYTES, work)]
+        vec![Point::sized(
+            format!("socat {}, a process each", format_size(SHORT_BYTES as u64)),
+            SHORT_BYTES,
+            work,
+        )]
     },
-    remark: "a process ends before eliding could have paid",
+    remark: "a process exits before elision can save time",
     // The processor time of ended processes has a resolution of 10 ms.
-    by: By::Runs,
+    scheme: Scheme::Runs,
 };
 
 /// Connections encrypted and decrypted by stunnel.
 pub const ENCRYPTED: Case = Case {
     name: "stunnel",
-    about: "stunnel as the client's end of a TLS connection to another stunnel, messages of 64 KiB and 1 MiB to a server \
+    description: "stunnel as the client's end of a TLS connection to another stunnel, messages of 64 KiB and 1 MiB to a server \
             behind both and back, 4 connections",
     paper: "not in the papers",
-    needs: &[STUNNEL],
+    packages: &[STUNNEL],
     points: |effort| points(effort, "stunnel", |size_bytes| Stunnel { size_bytes }),
-    remark: "every byte is read to be encrypted or decrypted, in records of 16 KiB at most: nothing can be elided",
-    by: By::Slices,
+    remark: "stunnel encrypts or decrypts every byte, in records of at most 16 KiB, so no copy can be elided",
+    scheme: Scheme::Slices,
 };
 
-fn points<W: Work + 'static>(effort: Effort, name: &str, work: impl Fn(usize) -> W) -> Vec<Point> {
+fn points<W: AppServer + 'static>(effort: Effort, name: &str, work: impl Fn(usize) -> W) -> Vec<Point> {
     effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
-        Point::sized(format!("{name} {}", size(size_bytes as u64)), size_bytes, work(size_bytes))
+        Point::sized(format!("{name} {}", format_size(size_bytes as u64)), size_bytes, work(size_bytes))
     })
 }
 
@@ -73,11 +78,11 @@ struct Socat {
     is_short: bool,
 }
 
-impl Work for Socat {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+impl AppServer for Socat {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
         let size_bytes = self.size_bytes;
-        let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
-        let (mut server, address) = stage.server(SOCAT.program, |address, _| {
+        let backend = Backend::start(client_address().into(), size_bytes, environment.client_processors())?;
+        let (mut server, address) = environment.start_server(SOCAT.program, |address, _| {
             let (ip, port) = (address.ip(), address.port());
             let here = format!("TCP4-LISTEN:{port},bind={ip},reuseaddr,fork,nodelay");
             let there = format!("TCP4:{},nodelay", backend.address());
@@ -86,10 +91,14 @@ impl Work for Socat {
         server.process().tells_its_signal();
         if self.is_short {
             let open = move |number| Ok(ShortEchoes::new(address, size_bytes, u64::from(number)));
-            return Ok(Box::new(Serving::exchanging(stage, server, CONNECTIONS, open)?.before(backend)));
+            return Ok(Box::new(
+                LoadedServer::with_clients(environment, server, CONNECTIONS, open)?.with_backends(backend),
+            ));
         }
         let open = move |number| Echoes::open(address, size_bytes, u64::from(number));
-        Ok(Box::new(Serving::exchanging(stage, server, CONNECTIONS, open)?.before(backend)))
+        Ok(Box::new(
+            LoadedServer::with_clients(environment, server, CONNECTIONS, open)?.with_backends(backend),
+        ))
     }
 }
 
@@ -98,19 +107,22 @@ struct Stunnel {
     size_bytes: usize,
 }
 
-impl Work for Stunnel {
-    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+impl AppServer for Stunnel {
+    fn start<'a>(&'a self, environment: &Environment<'_>) -> Result<Box<dyn RunningServer + 'a>> {
         let size_bytes = self.size_bytes;
-        let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
+        let backend = Backend::start(client_address().into(), size_bytes, environment.client_processors())?;
         let key = Random::new(size_bytes as u64).next();
-        let (far, between) = stage.helper(stage.program(STUNNEL.program)?, |address, directory| {
-            configure(address, backend.address(), directory, key, "")
-        })?;
-        let (server, address) = stage.server(STUNNEL.program, |address, directory| {
+        let (far, between) = environment
+            .start_helper(environment.program(STUNNEL.program)?, |address, directory| {
+                configure(address, backend.address(), directory, key, "")
+            })?;
+        let (server, address) = environment.start_server(STUNNEL.program, |address, directory| {
             configure(address, between, directory, key, "client = yes\nPSKidentity = bench\n")
         })?;
         let open = move |number| Echoes::open(address, size_bytes, u64::from(number));
-        Ok(Box::new(Serving::exchanging(stage, server, CONNECTIONS, open)?.before((far, backend))))
+        Ok(Box::new(
+            LoadedServer::with_clients(environment, server, CONNECTIONS, open)?.with_backends((far, backend)),
+        ))
     }
 }
 

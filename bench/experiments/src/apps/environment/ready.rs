@@ -14,25 +14,30 @@ use crate::kit::{Result, Server};
 ///
 /// # Errors
 /// [`crate::kit::Failure`] with the server's last output when the server ended, or did not accept in time.
-pub fn listening(mut server: Server, address: SocketAddr) -> Result<Server> {
+pub fn wait_until_listening(mut server: Server, address: SocketAddr) -> Result<Server> {
     server.wait_until("listen", |_| accepts(address, TIMEOUT))?;
     Ok(server)
 }
 
-/// Waits as [`listening`] does, but leaves the server without connections for `alone` after it began to listen.
+/// Waits as [`wait_until_listening`] does, but leaves the server without connections for `undisturbed_time` after it began to
+/// listen.
 ///
 /// # Errors
-/// As [`listening`].
-pub fn undisturbed(mut server: Server, address: SocketAddr, alone: Duration) -> Result<Server> {
-    if !alone.is_zero() {
-        server.wait_until("listen", |server| listens(server.pid(), address))?;
-        std::thread::sleep(alone);
+/// As [`wait_until_listening`].
+pub fn wait_undisturbed(
+    mut server: Server,
+    address: SocketAddr,
+    undisturbed_time: Duration,
+) -> Result<Server> {
+    if !undisturbed_time.is_zero() {
+        server.wait_until("listen", |server| is_listening(server.pid(), address))?;
+        std::thread::sleep(undisturbed_time);
     }
-    listening(server, address)
+    wait_until_listening(server, address)
 }
 
 /// Returns whether something listens at `address` in the network namespace of process `pid`, without connecting.
-fn listens(pid: Pid, address: SocketAddr) -> bool {
+fn is_listening(pid: Pid, address: SocketAddr) -> bool {
     let table = |name| {
         std::fs::read_to_string(format!("/proc/{}/net/{name}", pid.as_raw_nonzero())).unwrap_or_default()
     };
@@ -50,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_behind_a_service_is_seen_by_its_path() {
+    fn a_listener_behind_a_service_is_found_by_its_path() {
         let table = "Num RefCount Protocol Flags Type St Inode Path\n\
                      0: 00000002 00000000 00010000 0001 01 77 /dev/shm/net/listeners/198.18.1.2:80-0000000a\n";
         let has = |address: &str| has_path(table, address.parse().expect("an address"));

@@ -13,12 +13,12 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::programs::Programs;
-use crate::kit::processors::{self, bind};
+use crate::kit::processors::{self, bind_command};
 use crate::kit::{Launcher, Result, Server, Side, TemporaryDirectory, start_server};
-use crate::servers::net::{Place, on_free_port};
-use crate::servers::own;
+use crate::servers::net::{TcpStack, on_free_port};
+use crate::servers::own_programs;
 
-use ready::{listening, undisturbed};
+use ready::{wait_undisturbed, wait_until_listening};
 
 pub use unprivileged::Unprivileged;
 
@@ -27,7 +27,7 @@ const PROFILE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Wrapper of the measured server.
 #[derive(Clone, Copy, Debug)]
-pub enum Under<'a> {
+pub enum Wrapper<'a> {
     /// One side of the comparison.
     Side(Side),
     /// `uncopy profile`, which writes this file.
@@ -36,29 +36,29 @@ pub enum Under<'a> {
 
 /// Environment in which a case starts its processes.
 #[derive(Debug)]
-pub struct Stage<'a> {
+pub struct Environment<'a> {
     launcher: &'a Launcher,
-    under: Under<'a>,
+    wrapper: Wrapper<'a>,
     programs: &'a Programs,
     /// Side under which helpers run.
     helpers: Side,
     /// The server's processor, and the others.
     processors: Option<(CpuSet, CpuSet)>,
     /// Host or namespace of the measured server.
-    place: Place,
+    stack: TcpStack,
 }
 
-impl<'a> Stage<'a> {
-    /// Makes a stage whose server runs under `under`.
+impl<'a> Environment<'a> {
+    /// Makes an environment whose server runs under `wrapper`.
     #[must_use]
-    pub fn new(launcher: &'a Launcher, under: Under<'a>, programs: &'a Programs) -> Self {
+    pub fn new(launcher: &'a Launcher, wrapper: Wrapper<'a>, programs: &'a Programs) -> Self {
         Self {
             launcher,
-            under,
+            wrapper,
             programs,
             helpers: Side::Plain,
-            processors: processors::apart(1),
-            place: Place::Kernel,
+            processors: processors::split(1),
+            stack: TcpStack::Kernel,
         }
     }
 
@@ -68,10 +68,10 @@ impl<'a> Stage<'a> {
         Self { helpers: side, ..self }
     }
 
-    /// Runs the measured server at `place`.
+    /// Runs the measured server on `stack`.
     #[must_use]
-    pub fn at(self, place: Place) -> Self {
-        Self { place, ..self }
+    pub fn with_stack(self, stack: TcpStack) -> Self {
+        Self { stack, ..self }
     }
 
     /// Returns the processors of clients and helpers, if they differ from the server's.
@@ -93,45 +93,47 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// [`crate::kit::Failure`] that names the places searched.
     pub fn own_program(&self, name: &str) -> Result<PathBuf> {
-        own::find(self.launcher, name)
+        own_programs::find(self.launcher, name)
     }
 
-    /// Returns the command line of the measured server, for servers that need more than [`Stage::server`] provides.
+    /// Returns the command line of the measured server, for servers that need more than
+    /// [`Environment::start_server`] provides.
     ///
     /// # Errors
-    /// As [`Stage::program`].
+    /// As [`Environment::program`].
     pub fn command(&self, name: &str, arguments: &[OsString]) -> Result<Command> {
-        Ok(self.command_of(self.program(name)?, arguments))
+        Ok(self.program_command(self.program(name)?, arguments))
     }
 
-    fn command_of(&self, program: &Path, arguments: &[OsString]) -> Command {
+    fn program_command(&self, program: &Path, arguments: &[OsString]) -> Command {
         let program = program.as_os_str();
-        let mut command = match self.under {
-            Under::Side(side) => self.launcher.command(side, program, arguments),
-            Under::Profile(file) => self.launcher.profile(file, program, arguments),
+        let mut command = match self.wrapper {
+            Wrapper::Side(side) => self.launcher.command(side, program, arguments),
+            Wrapper::Profile(file) => self.launcher.profile_command(file, program, arguments),
         };
-        bind(&mut command, self.processors.map(|(ours, _)| ours));
+        bind_command(&mut command, self.processors.map(|(ours, _)| ours));
         command
     }
 
     /// Returns the command line of `uncopy-bench` with `arguments`, as the measured server.
     #[must_use]
-    pub fn bench(&self, arguments: &[String]) -> Command {
-        let mut command = match self.under {
-            Under::Side(side) => self.launcher.bench(side, arguments),
-            Under::Profile(file) => self.launcher.profile_bench(file, arguments),
+    pub fn bench_command(&self, arguments: &[String]) -> Command {
+        let mut command = match self.wrapper {
+            Wrapper::Side(side) => self.launcher.bench_command(side, arguments),
+            Wrapper::Profile(file) => self.launcher.profile_bench_command(file, arguments),
         };
-        bind(&mut command, self.processors.map(|(ours, _)| ours));
+        bind_command(&mut command, self.processors.map(|(ours, _)| ours));
         command
     }
 
-    /// Starts the measured server by [`Stage::command`] or [`Stage::bench`], with its files in `directory`.
+    /// Starts the measured server by [`Environment::command`] or [`Environment::bench_command`], with its files in
+    /// `directory`.
     ///
     /// # Errors
     /// [`crate::kit::Failure`] when the server cannot be started.
     pub fn start(&self, command: Command, title: &str, directory: TemporaryDirectory) -> Result<Server> {
-        let mut server = self.place.start(command, title, directory)?;
-        if let Under::Profile(_) = self.under {
+        let mut server = self.stack.start(command, title, directory)?;
+        if let Wrapper::Profile(_) = self.wrapper {
             server.process().wraps_its_child(PROFILE_TIMEOUT);
         }
         Ok(server)
@@ -142,52 +144,52 @@ impl<'a> Stage<'a> {
     ///
     /// # Errors
     /// [`crate::kit::Failure`] when the server cannot be started or does not listen in time.
-    pub fn server(
+    pub fn start_server(
         &self,
         name: &str,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
-        on_free_port(self.place, |address| {
+        on_free_port(self.stack, |address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command(name, &arguments(address, directory.path())?)?;
-            listening(self.start(command, name, directory)?, address)
+            wait_until_listening(self.start(command, name, directory)?, address)
         })
     }
 
-    /// Starts a program of this repository as the measured server, as [`Stage::server`] does.
+    /// Starts a program of this repository as the measured server, as [`Environment::start_server`] does.
     ///
     /// # Errors
-    /// As [`Stage::server`] and [`Stage::own_program`].
-    pub fn own_server(
+    /// As [`Environment::start_server`] and [`Environment::own_program`].
+    pub fn start_own_server(
         &self,
         name: &str,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
         let program = self.own_program(name)?;
-        on_free_port(self.place, |address| {
+        on_free_port(self.stack, |address| {
             let directory = TemporaryDirectory::make()?;
-            let command = self.command_of(&program, &arguments(address, directory.path())?);
-            listening(self.start(command, name, directory)?, address)
+            let command = self.program_command(&program, &arguments(address, directory.path())?);
+            wait_until_listening(self.start(command, name, directory)?, address)
         })
     }
 
     /// Starts a helper, that is, a server that the measured one queries, on the clients' processors; plain
-    /// unless the stage has another side for helpers. `arguments` as in [`Stage::server`].
+    /// unless the environment has another side for helpers. `arguments` as in [`Environment::start_server`].
     ///
     /// # Errors
     /// [`crate::kit::Failure`] when the server cannot be started or does not listen in time.
-    pub fn helper(
+    pub fn start_helper(
         &self,
         program: &Path,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
         let title = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
-        on_free_port(Place::Kernel, |address| {
+        on_free_port(TcpStack::Kernel, |address| {
             let directory = TemporaryDirectory::make()?;
             let arguments = arguments(address, directory.path())?;
             let mut command = self.launcher.command(self.helpers, program.as_os_str(), &arguments);
-            bind(&mut command, self.client_processors());
-            listening(start_server(command, &title, directory)?, address)
+            bind_command(&mut command, self.client_processors());
+            wait_until_listening(start_server(command, &title, directory)?, address)
         })
     }
 }

@@ -3,39 +3,40 @@
 use std::path::{Path, PathBuf};
 
 use crate::kit::disk::{self, FileSystem};
-use crate::kit::{Failure, Launcher, Result, Side, TemporaryDirectory, While, amount};
+use crate::kit::{Failure, Launcher, Result, Side, TemporaryDirectory, While, format_amount};
 
 /// A directory that is in memory on every Linux.
 const MEMORY: &str = "/dev/shm";
 
 /// A directory on a device, with enough free space.
 #[derive(Debug)]
-pub struct Place {
+pub struct StoreDirectory {
     path: PathBuf,
     file_system: FileSystem,
     /// Parent of logs that emulate DAX, each in a directory named after its server's.
     memory: TemporaryDirectory,
 }
 
-impl Place {
-    /// Checks that `directory` is on a device and has `room_bytes` free.
+impl StoreDirectory {
+    /// Checks that `directory` is on a device and has `min_free_bytes` free.
     ///
     /// # Errors
-    /// [`Failure`] when the directory is in memory, where a sync does nothing, or has too little room.
-    pub fn of(directory: &Path, room_bytes: u64) -> Result<Self> {
+    /// [`Failure`] when the directory is in memory, where a sync does nothing, or has too little free space.
+    pub fn of(directory: &Path, min_free_bytes: u64) -> Result<Self> {
         let path = directory.canonicalize().doing(format_args!("finding {}", directory.display()))?;
         let shown = path.display();
         let file_system = FileSystem::of(&path)?;
-        if file_system.is_memory() {
+        if file_system.is_in_memory() {
             return Err(Failure::new(format!(
-                "{shown} is in memory only ({file_system}), where a sync does nothing; name a directory on a disk with --dir"
+                "{shown} is in memory ({file_system}), where a sync does nothing; choose a directory on a \
+                 disk with --dir"
             )));
         }
         let free_bytes = disk::free_bytes(&path)?;
-        if free_bytes < room_bytes {
-            let (free, needed) = (amount(free_bytes), amount(room_bytes));
+        if free_bytes < min_free_bytes {
+            let (free, needed) = (format_amount(free_bytes), format_amount(min_free_bytes));
             return Err(Failure::new(format!(
-                "{shown} has {free} free and {needed} are needed; name another directory with --dir"
+                "{shown} has {free} free and {needed} are needed; choose another directory with --dir"
             )));
         }
         let memory = TemporaryDirectory::make_in(Path::new(MEMORY))?;
@@ -48,7 +49,7 @@ impl Place {
     /// [`Failure`] when the directory of a log that emulates DAX cannot be made.
     pub fn launcher(&self, launcher: &Launcher, side: Side, directory: &Path) -> Result<Launcher> {
         let Some(name) = directory.file_name().filter(|_| side.logs_in_memory()) else {
-            return Ok(launcher.logging_in(directory));
+            return Ok(launcher.with_log_in(directory));
         };
         for earlier in self.memory.path().read_dir().doing("listing logs")?.flatten() {
             if !self.path.join(earlier.file_name()).exists() {
@@ -56,8 +57,8 @@ impl Place {
             }
         }
         let logs = self.memory.join(name);
-        std::fs::create_dir(&logs).doing("making a log's directory")?;
-        Ok(launcher.logging_in(&logs))
+        std::fs::create_dir(&logs).doing("creating a log's directory")?;
+        Ok(launcher.with_log_in(&logs))
     }
 
     /// Returns the absolute path of the directory.
@@ -79,12 +80,12 @@ mod tests {
 
     #[test]
     fn a_directory_in_memory_or_without_room_is_refused() {
-        let refused = |directory: &str, room_bytes| {
-            Place::of(Path::new(directory), room_bytes).expect_err("of no use").to_string()
+        let refused = |directory: &str, min_free_bytes| {
+            StoreDirectory::of(Path::new(directory), min_free_bytes).expect_err("of no use").to_string()
         };
         assert!(refused("/nonexistent", 0).contains("/nonexistent"));
         assert!(refused(env!("CARGO_MANIFEST_DIR"), u64::MAX).contains("--dir"));
-        if FileSystem::of(Path::new("/dev/shm")).is_ok_and(|file_system| file_system.is_memory()) {
+        if FileSystem::of(Path::new("/dev/shm")).is_ok_and(|file_system| file_system.is_in_memory()) {
             let failure = refused("/dev/shm", 0);
             assert!(failure.contains("in memory only") && failure.contains("--dir"), "{failure}");
         }

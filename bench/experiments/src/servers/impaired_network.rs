@@ -14,11 +14,11 @@ use crate::kit::{Result, Server, TemporaryDirectory, While, network};
 
 const RELAY: &str = include_str!("bad_relay.py");
 /// Address of the kernel at the near end of the network.
-pub const NEAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+pub const NEAR_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 
 /// Impairments of packets in each direction.
 #[derive(Clone, Copy, Debug)]
-pub struct Badness {
+pub struct Impairments {
     /// Seed that decides, with the packet's number, which packets are lost.
     pub seed: usize,
     /// Share of packets that are lost, 0 to 1.
@@ -29,17 +29,17 @@ pub struct Badness {
 
 /// The relay process and the host's namespace, both of which end when this is dropped.
 #[derive(Debug)]
-pub struct BadNetwork {
+pub struct ImpairedNetwork {
     _relay: Server,
     host: OwnedFd,
 }
 
-impl BadNetwork {
+impl ImpairedNetwork {
     /// Creates the host's namespace and starts the relay.
     ///
     /// # Errors
     /// [`crate::kit::Failure`] if that is not permitted, or the relay does not start.
-    pub fn make(Badness { seed, loss, delay_ms }: Badness) -> Result<Self> {
+    pub fn make(Impairments { seed, loss, delay_ms }: Impairments) -> Result<Self> {
         let host = network::new_namespace()?;
         // Metrics that one connection learnt of the path must not influence the next.
         std::fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1").doing("forgetting paths")?;
@@ -56,7 +56,7 @@ impl BadNetwork {
     ///
     /// # Errors
     /// The errors of `work`, and those of setns(2).
-    pub fn at_host<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        network::within(self.host.as_fd(), work)
+    pub fn in_host_namespace<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        network::in_namespace(self.host.as_fd(), work)
     }
 }

@@ -8,15 +8,15 @@ use crate::kit::failure::Result;
 use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::process::Server;
 use crate::kit::sample::Sample;
-use crate::kit::traffic::Load;
+use crate::kit::traffic::LoadResult;
 
 /// A server that answers, and its clients. Dropping it ends everything that it started.
-pub trait Running {
+pub trait RunningServer {
     /// Returns the process that was started for the server; its descendants are measured with it.
     fn server(&mut self) -> &mut Server;
 
     /// Returns processes beside the server that work for it alone: their time is added, and also reported separately.
-    fn beside(&self) -> Vec<Pid> {
+    fn service_pids(&self) -> Vec<Pid> {
         Vec::new()
     }
 
@@ -28,8 +28,8 @@ pub trait Running {
     /// Warms up for a measurement of `duration`, and returns the number of bytes verified.
     ///
     /// # Errors
-    /// The errors of [`Running::load`].
-    fn prepare(&mut self, duration: Duration) -> Result<u64> {
+    /// The errors of [`RunningServer::load`].
+    fn warm_up(&mut self, duration: Duration) -> Result<u64> {
         Ok(self.load(duration)?.verified_bytes)
     }
 
@@ -38,7 +38,7 @@ pub trait Running {
     ///
     /// # Errors
     /// [`crate::kit::failure::Failure`] at the first wrong or missing answer.
-    fn load(&mut self, duration: Duration) -> Result<Load>;
+    fn load(&mut self, duration: Duration) -> Result<LoadResult>;
 
     /// Reconnects clients that keep connections. Whether sender or receiver frees the pages of a socket's buffers is
     /// decided by chance early in a connection and stays so, which is worth 20 % of processor time.
@@ -61,7 +61,7 @@ pub trait Running {
     }
 
     /// Adds to `end` the figures that the server itself reports once it has ended.
-    fn complete(&mut self, _end: &mut Sample) {}
+    fn add_final_figures(&mut self, _end: &mut Sample) {}
 
     /// Asks the server to end, and waits for its end.
     ///

@@ -25,45 +25,45 @@ const NICE: i32 = -10;
 /// Nice value of this program's session among the others (autogroup, sched(7)).
 const SESSION_NICE: i32 = -20;
 /// File with the nice value of this process's session, where the kernel groups by session (sched(7)).
-pub const SESSION: &str = "/proc/self/autogroup";
+pub const AUTOGROUP_FILE: &str = "/proc/self/autogroup";
 
-static ARE_WANTED: AtomicBool = AtomicBool::new(true);
+static IDLE_LOOPS_ENABLED: AtomicBool = AtomicBool::new(true);
 
-static IS_AHEAD: AtomicBool = AtomicBool::new(false);
+static HAS_PRIORITY: AtomicBool = AtomicBool::new(false);
 
 /// True if this program's session has priority over all others.
 #[must_use]
-pub fn is_ahead() -> bool {
-    IS_AHEAD.load(Ordering::Relaxed)
+pub fn has_priority() -> bool {
+    HAS_PRIORITY.load(Ordering::Relaxed)
 }
 
-/// Sets whether [`Quiet::begin`] starts idle loops.
-pub fn want_idle_loops(wanted: bool) {
-    ARE_WANTED.store(wanted, Ordering::Relaxed);
+/// Sets whether [`NoiseReduction::begin`] starts idle loops.
+pub fn enable_idle_loops(enabled: bool) {
+    IDLE_LOOPS_ENABLED.store(enabled, Ordering::Relaxed);
 }
 
 /// True if idle loops take all the time that is left, so that missing time was used by others.
 #[must_use]
 pub fn has_idle_loops() -> bool {
-    ARE_WANTED.load(Ordering::Relaxed)
+    IDLE_LOOPS_ENABLED.load(Ordering::Relaxed)
 }
 
 /// Idle loops on all processors and a raised priority, both until dropped.
 #[derive(Debug)]
-pub struct Quiet {
+pub struct NoiseReduction {
     loops: Vec<Process>,
     refused: Vec<String>,
 }
 
-impl Quiet {
+impl NoiseReduction {
     /// Starts the loops, and raises the priority of this program and all its descendants, as far as permitted.
     #[must_use]
     pub fn begin(launcher: &Launcher) -> Self {
         let (mut loops, mut refused) = (Vec::new(), Vec::new());
         if has_idle_loops() {
-            for number in processors::numbers() {
+            for number in processors::available() {
                 let arguments = ["idle-loop".to_owned(), format!("--processor={number}")];
-                match Process::start(launcher.bench(Side::Plain, &arguments), "an idle loop") {
+                match Process::start(launcher.bench_command(Side::Plain, &arguments), "an idle loop") {
                     Ok(process) => loops.push(process),
                     Err(failure) => refused.push(failure.to_string()),
                 }
@@ -71,19 +71,19 @@ impl Quiet {
         } else {
             refused.push("idle loops: switched off".to_owned());
         }
-        let mut is_ahead = true;
+        let mut has_priority = true;
         if let Err(error) = setpriority_process(None, NICE) {
-            is_ahead = false;
+            has_priority = false;
             refused.push(format!("priority {NICE}: {error}"));
         }
         if let Some(before) = session_nice() {
-            cleanup::registry().change(Path::new(SESSION), before.to_string());
-            if let Err(error) = std::fs::write(SESSION, SESSION_NICE.to_string()) {
-                is_ahead = false;
+            cleanup::registry().change(Path::new(AUTOGROUP_FILE), before.to_string());
+            if let Err(error) = std::fs::write(AUTOGROUP_FILE, SESSION_NICE.to_string()) {
+                has_priority = false;
                 refused.push(format!("the session's priority {SESSION_NICE}: {error}"));
             }
         }
-        IS_AHEAD.store(is_ahead, Ordering::Relaxed);
+        HAS_PRIORITY.store(has_priority, Ordering::Relaxed);
         Self { loops, refused }
     }
 
@@ -97,26 +97,26 @@ impl Quiet {
     }
 }
 
-impl Drop for Quiet {
+impl Drop for NoiseReduction {
     fn drop(&mut self) {
-        IS_AHEAD.store(false, Ordering::Relaxed);
-        cleanup::registry().restore(Path::new(SESSION));
+        HAS_PRIORITY.store(false, Ordering::Relaxed);
+        cleanup::registry().restore(Path::new(AUTOGROUP_FILE));
     }
 }
 
 /// Raises the priority of the session of `pid`, a descendant that may have created a session of its own.
 pub fn raise_session(pid: Pid) {
-    // A refusal was already reported when [`Quiet::begin`] raised the priority.
+    // A refusal was already reported when [`NoiseReduction::begin`] raised the priority.
     let _ = std::fs::write(format!("/proc/{}/autogroup", pid.as_raw_pid()), SESSION_NICE.to_string());
 }
 
 /// Returns the nice value of this process's session.
 fn session_nice() -> Option<i32> {
-    parse(&std::fs::read_to_string(SESSION).ok()?)
+    parse_nice(&std::fs::read_to_string(AUTOGROUP_FILE).ok()?)
 }
 
 /// Parses the number at the end of `/autogroup-7 nice 0`.
-fn parse(session: &str) -> Option<i32> {
+fn parse_nice(session: &str) -> Option<i32> {
     session.trim().rsplit(' ').next()?.parse().ok()
 }
 
@@ -126,8 +126,8 @@ mod tests {
 
     #[test]
     fn the_priority_is_the_last_word_of_a_session() {
-        assert_eq!(parse("/autogroup-843 nice -20\n"), Some(-20));
-        assert_eq!(parse("/autogroup-1 nice 0\n"), Some(0));
-        assert_eq!((parse(""), parse("/autogroup-1 nice")), (None, None));
+        assert_eq!(parse_nice("/autogroup-843 nice -20\n"), Some(-20));
+        assert_eq!(parse_nice("/autogroup-1 nice 0\n"), Some(0));
+        assert_eq!((parse_nice(""), parse_nice("/autogroup-1 nice")), (None, None));
     }
 }

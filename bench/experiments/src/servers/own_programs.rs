@@ -11,12 +11,12 @@ use crate::kit::{Failure, Launcher, Result};
 /// # Errors
 /// [`Failure`] with the places searched.
 pub fn find(launcher: &Launcher, name: &str) -> Result<PathBuf> {
-    let beside = launcher.beside(name);
-    if beside.is_file() {
-        return Ok(beside);
+    let sibling = launcher.sibling_program(name);
+    if sibling.is_file() {
+        return Ok(sibling);
     }
     on_path(&std::env::var_os("PATH").unwrap_or_default(), name).ok_or_else(|| {
-        let beside = beside.display();
-        Failure::new(format!("there is neither {beside} nor an {name} on PATH; build it with: make bench"))
+        let sibling = sibling.display();
+        Failure::new(format!("found neither {sibling} nor {name} on PATH; build it with: make bench"))
     })
 }

@@ -69,14 +69,14 @@ fn write_to_new(times: &mut Latencies) -> Result<()> {
 #[expect(clippy::cast_precision_loss, reason = "times of a few digits")]
 fn sample(side: Side) -> Result<Sample> {
     let mut times = Latencies::default();
-    let begun = Instant::now();
+    let begin = Instant::now();
     for _ in 0..OBJECTS {
         match side {
             Side::Plain => write_to_new(&mut times)?,
             side => write_to_twin(side, &mut times)?,
         }
     }
-    let elapsed = begun.elapsed();
+    let elapsed = begin.elapsed();
     Ok(Sample {
         operations_per_s: Some(times.len() as f64 / elapsed.as_secs_f64()),
         latency_p50_us: times.quantile_us(0.5),

@@ -17,25 +17,25 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// Index of the loopback device in every namespace.
-const LOOPBACK: u32 = 1;
+const LOOPBACK_INDEX: u32 = 1;
 /// Index of the link's end in a namespace that otherwise has only the loopback device.
-const END: u32 = 2;
+const VETH_INDEX: u32 = 2;
 /// Name of both ends of the link.
-const NAME: &str = "veth";
+const VETH_NAME: &str = "veth";
 /// Prefix length of the network that contains both addresses, bits.
 const PREFIX_BITS: u8 = 30;
 /// Maximum length of a kernel answer, which is an error with the request that it answers, bytes.
-const ANSWER_BYTES: usize = 8192;
+const MAX_ANSWER_BYTES: usize = 8192;
 
 /// The step that failed, and its error.
-pub type Failed = (&'static str, io::Error);
+pub type StepError = (&'static str, io::Error);
 
 /// Moves this thread into a network namespace with the first address, linked to another with the second; returns the
 /// other one.
 ///
 /// # Errors
 /// The step that failed; the thread may already have left its namespace then.
-pub fn join((near, far): (Ipv4Addr, Ipv4Addr), mtu_bytes: u32) -> Result<OwnedFd, Failed> {
+pub fn enter_veth_pair((near, far): (Ipv4Addr, Ipv4Addr), mtu_bytes: u32) -> Result<OwnedFd, StepError> {
     let kernel_far = enter_new_namespace()?;
     let choose =
         || super::choose_congestion_control().map_err(|error| ("choosing a congestion control", error));
@@ -45,14 +45,14 @@ pub fn join((near, far): (Ipv4Addr, Ipv4Addr), mtu_bytes: u32) -> Result<OwnedFd
         .map(OwnedFd::from)?;
     let kernel_near = enter_new_namespace()?;
     choose()?;
-    let made = kernel_near.ask(new_link(&namespace, mtu_bytes), NLM_F_CREATE | NLM_F_EXCL);
-    made.map_err(|error| ("making a pair of veth devices", error))?;
+    let made = kernel_near.request_change(veth_request(&namespace, mtu_bytes), NLM_F_CREATE | NLM_F_EXCL);
+    made.map_err(|error| ("creating a veth pair", error))?;
     for (kernel, address) in [(&kernel_near, near), (&kernel_far, far)] {
         kernel
-            .ask(new_address(address), NLM_F_CREATE | NLM_F_EXCL)
-            .and_then(|()| kernel.ask(up(LOOPBACK), 0))
-            .and_then(|()| kernel.ask(up(END), 0))
-            .map_err(|error| ("setting up a link", error))?;
+            .request_change(address_request(address), NLM_F_CREATE | NLM_F_EXCL)
+            .and_then(|()| kernel.request_change(up_request(LOOPBACK_INDEX), 0))
+            .and_then(|()| kernel.request_change(up_request(VETH_INDEX), 0))
+            .map_err(|error| ("setting up a veth device", error))?;
     }
     Ok(namespace)
 }
@@ -61,16 +61,18 @@ pub fn join((near, far): (Ipv4Addr, Ipv4Addr), mtu_bytes: u32) -> Result<OwnedFd
 ///
 /// # Errors
 /// The step that failed; the thread may already have left its namespace then.
-pub fn alone() -> Result<(), Failed> {
+pub fn enter_loopback_only() -> Result<(), StepError> {
     let kernel = enter_new_namespace()?;
-    kernel.ask(up(LOOPBACK), 0).map_err(|error| ("setting up the loopback device", error))
+    kernel
+        .request_change(up_request(LOOPBACK_INDEX), 0)
+        .map_err(|error| ("setting up the loopback device", error))
 }
 
 /// Moves this thread into a new network namespace, and returns a netlink socket that stays in it.
-fn enter_new_namespace() -> Result<Netlink, Failed> {
+fn enter_new_namespace() -> Result<Netlink, StepError> {
     // SAFETY: only `UnshareFlags::FILES` could invalidate borrowed descriptors; NEWNET unshares none.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-        .map_err(|error| ("making a network namespace", error.into()))?;
+        .map_err(|error| ("creating a network namespace", error.into()))?;
     Netlink::open().map_err(|error| ("opening a netlink socket", error))
 }
 
@@ -87,7 +89,7 @@ impl Netlink {
     }
 
     /// Sends `request` and waits for the acknowledgement; the kernel answers within the call.
-    fn ask(&self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    fn request_change(&self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
         let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
@@ -96,25 +98,25 @@ impl Netlink {
         message.serialize(&mut bytes);
         let kernel = netlink::SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(&self.0, &bytes, SendFlags::empty(), &kernel)?;
-        let mut answer = vec![0; ANSWER_BYTES];
+        let mut answer = vec![0; MAX_ANSWER_BYTES];
         let (len_bytes, _) = rustix::net::recv(&self.0, &mut answer[..], RecvFlags::empty())?;
         let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer[..len_bytes]);
         match answer.map(|answer| answer.payload) {
             // An error message without a code is the acknowledgement.
             Ok(NetlinkPayload::Error(error)) if error.code.is_none() => Ok(()),
             Ok(NetlinkPayload::Error(error)) => Err(error.to_io()),
-            Ok(_) => Err(io::Error::other("the kernel answered something else")),
+            Ok(_) => Err(io::Error::other("unexpected answer of the kernel")),
             Err(error) => Err(io::Error::other(error)),
         }
     }
 }
 
 /// Returns the request for a pair of devices: one here, one in `namespace`.
-fn new_link(namespace: &OwnedFd, mtu_bytes: u32) -> RouteNetlinkMessage {
+fn veth_request(namespace: &OwnedFd, mtu_bytes: u32) -> RouteNetlinkMessage {
     let end = |more: Vec<LinkAttribute>| {
         let mut message = LinkMessage::default();
-        message.header.index = END;
-        message.attributes = vec![LinkAttribute::IfName(NAME.to_owned()), LinkAttribute::Mtu(mtu_bytes)];
+        message.header.index = VETH_INDEX;
+        message.attributes = vec![LinkAttribute::IfName(VETH_NAME.to_owned()), LinkAttribute::Mtu(mtu_bytes)];
         message.attributes.extend(more);
         message
     };
@@ -124,17 +126,17 @@ fn new_link(namespace: &OwnedFd, mtu_bytes: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewLink(end(vec![LinkAttribute::LinkInfo(info)]))
 }
 
-fn new_address(address: Ipv4Addr) -> RouteNetlinkMessage {
+fn address_request(address: Ipv4Addr) -> RouteNetlinkMessage {
     let mut message = AddressMessage::default();
     message.header.family = netlink_packet_route::AddressFamily::Inet;
     message.header.prefix_len = PREFIX_BITS;
-    message.header.index = END;
+    message.header.index = VETH_INDEX;
     message.attributes =
         vec![AddressAttribute::Local(address.into()), AddressAttribute::Address(address.into())];
     RouteNetlinkMessage::NewAddress(message)
 }
 
-fn up(index: u32) -> RouteNetlinkMessage {
+fn up_request(index: u32) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.header.flags = LinkFlags::Up;
@@ -154,8 +156,8 @@ mod tests {
     const ADDRESSES: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2));
 
     /// Runs in a thread of its own, because the thread never returns to its first namespace.
-    fn bytes_cross(mtu_bytes: u32) -> Result<Vec<u8>, Failed> {
-        let far = join(ADDRESSES, mtu_bytes)?;
+    fn bytes_cross(mtu_bytes: u32) -> Result<Vec<u8>, StepError> {
+        let far = enter_veth_pair(ADDRESSES, mtu_bytes)?;
         let listener = std::thread::spawn(move || {
             move_into_link_name_space(std::os::fd::AsFd::as_fd(&far), Some(LinkNameSpaceType::Network))
                 .expect("root may");
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_cross_a_link_of_either_mtu() {
+    fn bytes_cross_a_veth_pair_of_either_mtu() {
         for mtu_bytes in [1500, 9000] {
             let outcome = std::thread::spawn(move || bytes_cross(mtu_bytes)).join().expect("no panic");
             match outcome {

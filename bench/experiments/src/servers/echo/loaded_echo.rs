@@ -8,28 +8,28 @@ use uncopy_testbed::clients::Place;
 
 use super::client::EchoClient;
 use super::command;
-use super::drain::{Drain, Drained};
-use super::server::{Work, touch_ns};
-use crate::kit::traffic::{self, Load};
-use crate::kit::{Result, Running, Sample, Server};
+use super::drain::{Drain, DrainCounts};
+use super::server::{EchoWork, touch_ns};
+use crate::kit::traffic::{self, LoadResult};
+use crate::kit::{Result, RunningServer, Sample, Server};
 
 /// A started echo server and its clients.
 #[derive(Debug)]
-pub struct Echoing {
+pub struct LoadedEcho {
     // Dropped in this order: the connections end before the server.
     clients: Vec<EchoClient>,
     server: Server,
     address: Place,
-    work: Work,
+    work: EchoWork,
     threads: usize,
     processors: Option<CpuSet>,
     /// Number of clients so far, which seeds their messages so that no two clients send the same.
-    made: u64,
+    clients_made: u64,
     exchanges: u64,
     drain: Option<Drain>,
 }
 
-impl Echoing {
+impl LoadedEcho {
     /// Connects clients on `processors` to `server` at `host`, one for each of its `threads`, which do `work`.
     ///
     /// # Errors
@@ -37,14 +37,15 @@ impl Echoing {
     pub fn new(
         mut server: Server,
         host: Ipv4Addr,
-        work: Work,
+        work: EchoWork,
         threads: usize,
         processors: Option<CpuSet>,
     ) -> Result<Self> {
         let line = server.first_line()?;
-        let address = command::address(host, server.directory().path(), &line)?;
-        let (clients, made, exchanges, drain) = (Vec::new(), 0, 0, None);
-        let mut all = Self { clients, server, address, work, threads, processors, made, exchanges, drain };
+        let address = command::parse_address(host, server.directory().path(), &line)?;
+        let (clients, clients_made, exchanges, drain) = (Vec::new(), 0, 0, None);
+        let mut all =
+            Self { clients, server, address, work, threads, processors, clients_made, exchanges, drain };
         match all.reconnect() {
             Ok(()) => Ok(all),
             Err(failure) => Err(all.server.process().explain(&failure)),
@@ -53,18 +54,18 @@ impl Echoing {
 
     /// Adds the drain of the server's recording.
     #[must_use]
-    pub fn drained_by(self, drain: Option<Drain>) -> Self {
+    pub fn with_drain(self, drain: Option<Drain>) -> Self {
         Self { drain, ..self }
     }
 }
 
-impl Running for Echoing {
+impl RunningServer for LoadedEcho {
     fn server(&mut self) -> &mut Server {
         &mut self.server
     }
 
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        let load = traffic::at_once(&mut self.clients, self.processors, duration, EchoClient::run)?;
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
+        let load = traffic::in_parallel(&mut self.clients, self.processors, duration, EchoClient::run)?;
         self.exchanges += load.exchanges;
         Ok(load)
     }
@@ -72,23 +73,29 @@ impl Running for Echoing {
     fn reconnect(&mut self) -> Result<()> {
         self.clients.clear();
         for _ in 0..self.threads {
-            self.made += 1;
+            self.clients_made += 1;
             let client =
-                EchoClient::connect(&self.address, self.work.size_bytes, self.work.reply, self.made)?;
+                EchoClient::connect(&self.address, self.work.size_bytes, self.work.reply, self.clients_made)?;
             self.clients.push(client);
         }
         Ok(())
     }
 
     fn notes(&mut self) -> Vec<String> {
-        let Some(Drained { events, gaps }) = self.drain.take().map(Drain::finish) else { return Vec::new() };
+        let Some(DrainCounts { events, gaps }) = self.drain.take().map(Drain::finish) else {
+            return Vec::new();
+        };
         // At least each input, copy and output is an event.
-        let least = (self.work.copies as u64 + 2) * self.exchanges;
-        let is_whole = gaps == 0 && events >= least;
-        if is_whole { Vec::new() } else { vec![format!("{events} events of {least}, {gaps} gaps")] }
+        let min_events = (self.work.copies as u64 + 2) * self.exchanges;
+        let is_whole = gaps == 0 && events >= min_events;
+        if is_whole {
+            Vec::new()
+        } else {
+            vec![format!("{events} events were recorded, at least {min_events} expected; {gaps} gaps")]
+        }
     }
 
-    fn complete(&mut self, end: &mut Sample) {
+    fn add_final_figures(&mut self, end: &mut Sample) {
         end.touch_ns = touch_ns(&self.server.rest_of_stdout());
     }
 }

@@ -10,37 +10,37 @@ use std::time::Duration;
 
 use uncopy_testbed::nobody::{self, FAULTS, NOBODY, SETPRIV};
 
-use super::{Stage, Under, bind, on_free_port, undisturbed};
+use super::{Environment, Wrapper, bind_command, on_free_port, wait_undisturbed};
 use crate::kit::processes::process;
-use crate::kit::traffic::Load;
-use crate::kit::{Failure, Result, Running, Server, TemporaryDirectory, While};
+use crate::kit::traffic::LoadResult;
+use crate::kit::{Failure, Result, RunningServer, Server, TemporaryDirectory, While};
 
 /// Capabilities that a service's device needs, as setpriv's option.
-const OF_SERVICES: &str = "+net_admin,+dac_override";
+const SERVICE_CAPABILITIES: &str = "+net_admin,+dac_override";
 /// Time limit of a helper program.
-const LIMIT: Duration = Duration::from_secs(60);
+const HELPER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Files in the server's directory: the profile, and a copy of uncopy for a user who cannot reach the original.
 const PROFILE: &str = "profile.json";
-const REACHABLE: &str = "reachable";
+const COPY_DIRECTORY: &str = "reachable";
 const LIBRARY: &str = "libuncopy.so";
 
 /// An unprivileged user for a server.
 #[derive(Debug)]
 pub struct Unprivileged<'a> {
-    stage: &'a Stage<'a>,
+    environment: &'a Environment<'a>,
     /// Path of setpriv; `None` if this program does not run as root, so that no other user is needed.
     setpriv: Option<&'a Path>,
 }
 
 impl<'a> Unprivileged<'a> {
-    /// Returns the user for servers on `stage`.
+    /// Returns the user for servers on `environment`.
     ///
     /// # Errors
     /// [`crate::kit::failure::Failure`] when setpriv is not among the case's packages.
-    pub fn of(stage: &'a Stage<'a>) -> Result<Self> {
+    pub fn new(environment: &'a Environment<'a>) -> Result<Self> {
         let setpriv =
-            rustix::process::geteuid().is_root().then(|| stage.program(SETPRIV.program)).transpose()?;
-        Ok(Self { stage, setpriv })
+            rustix::process::geteuid().is_root().then(|| environment.program(SETPRIV.program)).transpose()?;
+        Ok(Self { environment, setpriv })
     }
 
     /// Returns `command` run by the user, and a directory that belongs to the user.
@@ -49,23 +49,23 @@ impl<'a> Unprivileged<'a> {
     /// [`crate::kit::failure::Failure`] when the user can reach no directory.
     pub fn with_directory(&self, command: Command, name: &str) -> Result<(Command, TemporaryDirectory)> {
         let directory = TemporaryDirectory::make()?;
-        self.give(&directory, name)?;
+        self.chown_to_user(&directory, name)?;
         Ok((self.as_user(command, directory.path())?, directory))
     }
 
     /// Gives the user the directory of the program `name`.
-    fn give(&self, directory: &TemporaryDirectory, name: &str) -> Result<()> {
+    fn chown_to_user(&self, directory: &TemporaryDirectory, name: &str) -> Result<()> {
         if self.setpriv.is_none() {
             return Ok(());
         }
-        if !lies_open(directory.path()) {
+        if !is_reachable_by_all(directory.path()) {
             return Err(Failure::new(format!(
-                "{name} refuses root, and the user nobody cannot reach {}; set TMPDIR to a directory that everybody can \
-                 reach",
+                "{name} refuses to run as root, and the user nobody cannot reach {}; set TMPDIR to a \
+                 directory that every user can reach",
                 directory.path().display()
             )));
         }
-        chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("giving a directory away")
+        chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("changing the owner of a directory")
     }
 
     /// Returns `command`, of a service with its files in `directory`, run by the user, as the service's programs are.
@@ -73,8 +73,8 @@ impl<'a> Unprivileged<'a> {
     /// # Errors
     /// As [`Unprivileged::with_directory`].
     pub fn service(&self, command: Command, directory: &TemporaryDirectory) -> Result<Command> {
-        self.give(directory, "its server")?;
-        self.as_user_with(OF_SERVICES, command, directory.path())
+        self.chown_to_user(directory, "its server")?;
+        self.as_user_with(SERVICE_CAPABILITIES, command, directory.path())
     }
 
     /// Returns `command` run by the user.
@@ -87,7 +87,7 @@ impl<'a> Unprivileged<'a> {
         let mut outer = Command::new(setpriv);
         outer
             .args(nobody::arguments(capabilities))
-            .arg(reachable(Path::new(command.get_program()), directory)?);
+            .arg(executable_by_all(Path::new(command.get_program()), directory)?);
         outer.args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
@@ -103,66 +103,67 @@ impl<'a> Unprivileged<'a> {
     /// # Errors
     /// [`crate::kit::failure::Failure`] when the program fails or takes too long.
     pub fn run(&self, name: &str, arguments: &[OsString], directory: &Path) -> Result<()> {
-        let mut command = Command::new(self.stage.program(name)?);
+        let mut command = Command::new(self.environment.program(name)?);
         command.args(arguments);
         let mut command = self.as_user(command, directory)?;
         command.current_dir(directory);
-        process::run(command, name, LIMIT)?.success(name).map(drop)
+        process::run(command, name, HELPER_TIMEOUT)?.success(name).map(drop)
     }
 
-    /// Starts a server as [`Stage::server`] does, without a connection for `alone` after it began to listen.
+    /// Starts a server as [`Environment::start_server`] does, without a connection for `undisturbed_time` after it began to
+    /// listen.
     ///
     /// # Errors
-    /// As [`Stage::server`].
-    pub fn server(
+    /// As [`Environment::start_server`].
+    pub fn start_server(
         &self,
         name: &str,
-        alone: Duration,
+        undisturbed_time: Duration,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
-        on_free_port(self.stage.place, |address| {
+        on_free_port(self.environment.stack, |address| {
             let directory = TemporaryDirectory::make()?;
             let profile = directory.join(PROFILE);
-            let mut stage = Stage { ..*self.stage };
-            self.give(&directory, name)?;
-            if let (Under::Profile(_), Some(_)) = (stage.under, self.setpriv) {
-                stage.under = Under::Profile(&profile);
+            let mut environment = Environment { ..*self.environment };
+            self.chown_to_user(&directory, name)?;
+            if let (Wrapper::Profile(_), Some(_)) = (environment.wrapper, self.setpriv) {
+                environment.wrapper = Wrapper::Profile(&profile);
             }
-            let command = stage.command(name, &arguments(address, directory.path())?)?;
+            let command = environment.command(name, &arguments(address, directory.path())?)?;
             let mut command = self.as_user(command, directory.path())?;
-            bind(&mut command, stage.processors.map(|(ours, _)| ours));
-            undisturbed(stage.start(command, name, directory)?, address, alone)
+            bind_command(&mut command, environment.processors.map(|(ours, _)| ours));
+            wait_undisturbed(environment.start(command, name, directory)?, address, undisturbed_time)
         })
     }
 
     /// Wraps `running`, whose server the user runs.
     #[must_use]
-    pub fn running<R: Running>(self, running: R) -> ByUser<R> {
-        let profile = match (self.stage.under, self.setpriv) {
-            (Under::Profile(file), Some(_)) => Some(file.to_owned()),
+    pub fn wrap<R: RunningServer>(self, running: R) -> UnprivilegedServer<R> {
+        let profile = match (self.environment.wrapper, self.setpriv) {
+            (Wrapper::Profile(file), Some(_)) => Some(file.to_owned()),
             _ => None,
         };
-        ByUser { running, profile }
+        UnprivilegedServer { running, profile }
     }
 }
 
 /// A server run by such a user, and its load.
-pub struct ByUser<R> {
+pub struct UnprivilegedServer<R> {
     running: R,
     /// Destination of the profile that the user writes into the server's directory.
     profile: Option<PathBuf>,
 }
 
-impl<R: Running> Running for ByUser<R> {
+impl<R: RunningServer> RunningServer for UnprivilegedServer<R> {
     fn server(&mut self) -> &mut Server {
         self.running.server()
     }
 
-    fn prepare(&mut self, duration: Duration) -> Result<u64> {
-        self.running.prepare(duration)
+    fn warm_up(&mut self, duration: Duration) -> Result<u64> {
+        self.running.warm_up(duration)
     }
 
-    fn load(&mut self, duration: Duration) -> Result<Load> {
+    fn load(&mut self, duration: Duration) -> Result<LoadResult> {
         self.running.load(duration)
     }
 
@@ -178,46 +179,46 @@ impl<R: Running> Running for ByUser<R> {
         self.running.stop()?;
         if let Some(file) = &self.profile {
             std::fs::copy(self.running.server().directory().join(PROFILE), file)
-                .doing("keeping the profile")?;
+                .doing("copying the profile")?;
         }
         Ok(())
     }
 }
 
 /// Returns whether all users have `bits` of the mode of `path`.
-fn everybody(path: &Path, bits: u32) -> bool {
+fn all_users_have(path: &Path, bits: u32) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.mode() & bits == bits)
 }
 
 /// Returns whether all users can reach `path`, that is, search every directory above it.
-fn lies_open(path: &Path) -> bool {
+fn is_reachable_by_all(path: &Path) -> bool {
     let mut parents = path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
-    parents.all(|parent| everybody(parent, 0o001))
+    parents.all(|parent| all_users_have(parent, 0o001))
 }
 
 /// Returns `program` itself if everybody may execute it, otherwise a copy in `directory`, together with
 /// uncopy's library if the library is next to the program.
-fn reachable(program: &Path, directory: &Path) -> Result<PathBuf> {
-    if everybody(program, 0o005) && lies_open(program) {
+fn executable_by_all(program: &Path, directory: &Path) -> Result<PathBuf> {
+    if all_users_have(program, 0o005) && is_reachable_by_all(program) {
         return Ok(program.to_owned());
     }
-    let home = directory.join(REACHABLE);
-    let what = || format!("copying {} to where the user nobody can execute it", program.display());
+    let home = directory.join(COPY_DIRECTORY);
+    let what = || format!("copying {} to a place where the user nobody can execute it", program.display());
     std::fs::create_dir_all(&home).doing(what())?;
     std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o755)).doing(what())?;
-    let place = |file: &Path| -> Result<PathBuf> {
+    let copy_file = |file: &Path| -> Result<PathBuf> {
         let copy = home.join(file.file_name().unwrap_or(OsStr::new("program")));
         std::fs::copy(file, &copy).doing(what())?;
         std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).doing(what())?;
         Ok(copy)
     };
-    let beside = program.with_file_name(LIBRARY);
+    let sibling = program.with_file_name(LIBRARY);
     let prefix = program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib"));
     let libraries = prefix.into_iter().flat_map(|lib| [lib.join("uncopy").join(LIBRARY), lib.join(LIBRARY)]);
-    if let Some(library) = std::iter::once(beside).chain(libraries).find(|path| path.is_file()) {
-        place(&library)?;
+    if let Some(library) = std::iter::once(sibling).chain(libraries).find(|path| path.is_file()) {
+        copy_file(&library)?;
     }
-    place(program)
+    copy_file(program)
 }
 
 #[cfg(test)]
@@ -228,13 +229,13 @@ mod tests {
     fn a_program_that_others_cannot_reach_is_copied_with_its_library_and_no_other_is() {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let shell = Path::new("/bin/sh");
-        assert_eq!(reachable(shell, directory.path()).expect("everybody's"), shell);
+        assert_eq!(executable_by_all(shell, directory.path()).expect("everybody's"), shell);
         // The directory belongs to this user only.
         let (program, library) = (directory.join("program"), directory.join(LIBRARY));
         std::fs::copy(shell, &program).expect("writable");
         std::fs::write(&library, "library").expect("writable");
-        let copy = reachable(&program, directory.path()).expect("copied");
-        assert_eq!(copy, directory.join(REACHABLE).join("program"));
+        let copy = executable_by_all(&program, directory.path()).expect("copied");
+        assert_eq!(copy, directory.join(COPY_DIRECTORY).join("program"));
         assert_eq!(std::fs::read(&copy).expect("it is there"), std::fs::read(shell).expect("a file"));
         assert_eq!(std::fs::read(copy.with_file_name(LIBRARY)).expect("it is there"), b"library");
     }
