@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use uncopy_core::bounds::shared_bytes;
 use uncopy_core::scope::Scope;
 use uncopy_engine::arena::segment::set_shared_allocator;
-use uncopy_engine::service::activation;
+use uncopy_engine::background::activation;
 use uncopy_engine::state::ledger;
 use uncopy_engine::state::phase::handle_all_stream_io;
 use uncopy_lanes::begin::begin;

@@ -57,12 +57,6 @@ impl ArenaPages {
     pub const fn of_segment(self, pages: SegmentPages) -> Self {
         Self::new(self.start + pages.start, self.start + pages.end)
     }
-
-    /// Returns the indices of these pages in the segment that begins at page `first`.
-    #[must_use]
-    pub const fn in_segment(self, first: u32) -> SegmentPages {
-        SegmentPages::new(self.start - first, self.end - first)
-    }
 }
 
 impl<Origin: Copy> Pages<Origin> {

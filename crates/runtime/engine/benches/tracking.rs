@@ -7,9 +7,9 @@
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
+use uncopy_engine::background::activation;
 use uncopy_engine::range::directory;
 use uncopy_engine::range::heap::HEAP;
-use uncopy_engine::service::activation;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};

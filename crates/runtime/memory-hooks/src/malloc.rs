@@ -4,12 +4,12 @@ use crate::{first, memcpy};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
+use uncopy_engine::background::activation;
 use uncopy_engine::call::copy::transfer;
 use uncopy_engine::range::carriers;
 use uncopy_engine::range::directory;
 use uncopy_engine::range::heap::Allocation;
 use uncopy_engine::range::heap::HEAP;
-use uncopy_engine::service::activation;
 use uncopy_engine::state::gate::is_in_heap;
 use uncopy_engine::state::gate::{FREE_CHECKS_POINTERS, HEAP_MIN_BYTES};
 #[cfg(target_arch = "x86_64")]

@@ -5,9 +5,9 @@
 
 use core::ffi::{c_int, c_long, c_ulong};
 use libc::{pid_t, rlimit};
+use uncopy_engine::background::release::release_all;
+use uncopy_engine::background::shutdown;
 use uncopy_engine::range::directory;
-use uncopy_engine::service::release::release_all;
-use uncopy_engine::service::shutdown;
 use uncopy_interpose::{alias, before, slots};
 use uncopy_sys::descriptor::ProgramFd;
 

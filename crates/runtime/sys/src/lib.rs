@@ -43,6 +43,7 @@ pub mod errno;
 pub mod fd;
 pub mod features;
 pub mod file;
+pub mod file_lock;
 pub mod filter;
 pub mod guarded;
 pub mod handler;

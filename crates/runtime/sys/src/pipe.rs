@@ -6,7 +6,7 @@
 
 use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
-use crate::descriptor::{Descriptor, OwnFd, OwnRef, OwnSlot, ProgramFd};
+use crate::descriptor::{Descriptor, OwnFd, OwnRef, OwnSlot};
 use crate::errno::{Errno, check};
 use crate::iovec::Part;
 
@@ -185,20 +185,6 @@ fn null_device() -> Option<OwnRef> {
     // descriptor for each thread leaks, once.
     NULL_DEVICE.replace(Some(high)).map(OwnFd::leave_open);
     NULL_DEVICE.get()
-}
-
-/// Puts references to the pages of the parts into a pipe of the program's. With `wait`, blocks for
-/// room if the pipe is in blocking mode. Returns the number of bytes.
-///
-/// # Errors
-/// Errors of vmsplice(2).
-pub fn put_into(fd: ProgramFd, parts: &[Part], wait: bool) -> Result<usize, Errno> {
-    let flags = if wait { 0 } else { libc::SPLICE_F_NONBLOCK };
-    // SAFETY: `parts` lives through the call; vmsplice(2) only takes references to pages, and fails
-    // with EFAULT at invalid addresses.
-    let put =
-        unsafe { kernel!(Splice, syscall!(libc::SYS_vmsplice, fd, parts.as_ptr(), parts.len(), flags)) };
-    check(put).map(|bytes| bytes as usize)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -11,7 +11,7 @@ use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{clock, file, ids};
+use uncopy_sys::{clock, file, file_lock, ids};
 
 const SUFFIX: &str = "log";
 /// Age of a keeper's last checkpoint, ns, from which on another process must have modified a file.
@@ -90,7 +90,7 @@ impl LockedLog {
             return Err(Errno::EPERM);
         }
         let log = Self(file::reopen(&looked_at, libc::O_RDWR | flags)?);
-        file::lock_exclusive(&log.0).map(|()| log)
+        file_lock::lock_exclusive(&log.0).map(|()| log)
     }
 
     /// Returns the device of the log.
@@ -147,7 +147,7 @@ pub fn open_or_create_empty(
 ) -> Result<EmptyLog, Errno> {
     let lock = file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
     // The directory is locked exclusively only for a moment, by `is_being_made`.
-    let _ = file::lock_shared(&lock);
+    let _ = file_lock::lock_shared(&lock);
     for path in logs(directory).unwrap_or_default() {
         if let Some(empty) = reuse(&path, len_bytes, anywhere) {
             return Ok(empty);
@@ -162,7 +162,7 @@ pub fn open_or_create_empty(
 /// An error of opening the directory.
 pub fn is_being_made(directory: &Path) -> Result<bool, Errno> {
     let lock = file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
-    Ok(file::lock_exclusive(&lock).is_err())
+    Ok(file_lock::lock_exclusive(&lock).is_err())
 }
 
 fn reuse(path: &Path, len_bytes: u64, anywhere: bool) -> Option<EmptyLog> {
@@ -201,7 +201,7 @@ fn make(
 /// Writes all of a new log once, so that later writes need no change of metadata. Returns the granule, bytes.
 fn fill(log: &LockedLog, len_bytes: u64, is_needed: &dyn Fn() -> bool) -> Result<u32, Errno> {
     let fd = log.device().fd;
-    file::lock_exclusive(fd)?;
+    file_lock::lock_exclusive(fd)?;
     file::allocate(fd, len_bytes)?;
     let mut zeroes = crate::device::Aligned::default();
     zeroes.resize(STEP_BYTES);

@@ -87,7 +87,7 @@ mod tests {
         assert!(refused(env!("CARGO_MANIFEST_DIR"), u64::MAX).contains("--dir"));
         if FileSystem::of(Path::new("/dev/shm")).is_ok_and(|file_system| file_system.is_in_memory()) {
             let failure = refused("/dev/shm", 0);
-            assert!(failure.contains("in memory only") && failure.contains("--dir"), "{failure}");
+            assert!(failure.contains("is in memory") && failure.contains("--dir"), "{failure}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::account::work::Work;
 use crate::account::{books, sampling};
 use crate::arena::segment::Segment;
+use crate::background::release;
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::carriers;
@@ -11,7 +12,6 @@ use crate::range::foreign::FOREIGN;
 use crate::range::heap::{Allocation, HEAP};
 use crate::range::heap_memory::HEAP_MEMORY;
 use crate::range::page_in::{make_present, prepare_overwrite};
-use crate::service::release;
 use crate::state::phase::STATE;
 use crate::state::policy::POLICY;
 use crate::state::{counters, gate, ledger, recording};

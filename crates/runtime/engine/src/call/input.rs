@@ -3,6 +3,7 @@
 use crate::account::work::{Work, call_ns};
 use crate::account::{accounts, books, sampling};
 use crate::arena::segment::{Draft, OpenEnd, Segment, allocate_shared};
+use crate::background::{activation, release};
 use crate::call::in_flight::{CallResources, InProgress, RedirectedParts};
 use crate::call::redirected::{Redirected, Target};
 use crate::range::apply::{Source, apply};
@@ -12,7 +13,6 @@ use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::range::page_in::prepare_overwrite;
-use crate::service::{activation, release};
 use crate::state::gate::is_in_heap;
 use crate::state::policy::POLICY;
 use crate::state::{counters, gate, ledger, recording, warmup};

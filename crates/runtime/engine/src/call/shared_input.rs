@@ -3,13 +3,13 @@
 use crate::account::work::{Work, call_ns};
 use crate::account::{accounts, books};
 use crate::arena::segment::SharedBytes;
+use crate::background::{activation, release};
 use crate::call::input::{self, MAX_PART_BYTES, Part};
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag};
 use crate::range::directory;
 use crate::range::heap::HEAP;
 use crate::range::page_in::prepare_overwrite;
-use crate::service::{activation, release};
 use crate::state::policy::POLICY;
 use crate::state::{gate, ledger, recording};
 use uncopy_core::addr::ByteRange;

@@ -7,6 +7,8 @@
 
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
+use crate::background::activation::{self, Obstacle};
+use crate::background::{fork_window, release, shared_views, upkeep};
 use crate::call::in_flight;
 use crate::range::block::{BlockRef, Flag};
 use crate::range::changes::CHANGES;
@@ -14,8 +16,6 @@ use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::range::registration::can_hold_views;
-use crate::service::activation::{self, Obstacle};
-use crate::service::{fork_window, release, shared_views, upkeep};
 use crate::state::phase::{Phase, STATE};
 use crate::state::{counters, ledger, recording, warmup};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};

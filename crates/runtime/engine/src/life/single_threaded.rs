@@ -5,9 +5,9 @@
 //! and the call reads and writes no memory of the program.
 
 use crate::arena::pages::ARENA;
+use crate::background::{handler, release};
 use crate::life::fork;
 use crate::range::changes::CHANGES;
-use crate::service::{handler, release};
 use crate::state::counters;
 use crate::state::phase::STATE;
 use uncopy_core::stats::Counter;

@@ -3,6 +3,7 @@
 
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Draft;
+use crate::background::activation;
 use crate::call::input::{Input, Part};
 use crate::life::fork;
 use crate::range::alteration::Alteration;
@@ -10,7 +11,6 @@ use crate::range::apply::{Source, apply};
 use crate::range::block::Flag;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
-use crate::service::activation;
 use crate::state::policy::POLICY;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;

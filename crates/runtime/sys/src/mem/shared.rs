@@ -175,12 +175,6 @@ impl SharedMemory {
         self.fd.as_ref()
     }
 
-    /// Forgets the descriptor without closing it, because it is another thread's or another
-    /// process's; keeps the mapping.
-    pub fn forget_descriptor(&mut self) {
-        self.fd.take().map(OwnFd::leave_open);
-    }
-
     /// Unmaps the memory and closes the descriptor.
     pub fn unmap(self) {
         if self.len_bytes == 0 {

@@ -19,7 +19,7 @@ use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::JointMemory;
 use uncopy_sys::seqpacket::{self, MAX_WORDS};
-use uncopy_sys::{clock, file, wait};
+use uncopy_sys::{clock, file, file_lock, wait};
 
 /// Interval at which files are synced and their paths checked.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -166,7 +166,7 @@ impl Client {
                 }
                 (CLOSED, Some(slot), _) => {
                     if let Some(held) = &mut self.files[slot] {
-                        file::release_locks(&held.fd);
+                        file_lock::release_locks(&held.fd);
                         held.is_closed = true;
                     }
                     answer(link, &[DONE])
@@ -215,12 +215,12 @@ impl Client {
         if self.left.contains(&inode) {
             return Err(Errno::EAGAIN);
         }
-        file::take_lease(&fd)?;
+        file_lock::take_lease(&fd)?;
         // Another log's mark: that log may still hold records to replay.
         let is_free = mark::owner_of(&fd)
             .is_ok_and(|owner| owner.is_none_or(|owner| owner.log == self.owner.log || !may_have(&owner)));
         if !is_free {
-            file::release_lease(&fd);
+            file_lock::release_lease(&fd);
             return Err(Errno::EEXIST);
         }
         let result = file::sync(&fd);
@@ -229,7 +229,7 @@ impl Client {
         {
             // The file has no record yet, so the mark can go.
             let _ = mark::remove(&fd);
-            file::release_lease(&fd);
+            file_lock::release_lease(&fd);
             return Err(errno);
         }
         let path = mark::path_of(&fd);
@@ -244,7 +244,7 @@ impl Client {
     /// Releases a file that has left the log, and frees its slot.
     fn drop_file(&mut self, slot: usize) {
         if let Some(held) = self.files[slot].take() {
-            file::release_lease(&held.fd);
+            file_lock::release_lease(&held.fd);
             self.left.push(held.inode);
         }
         let FileSlot { flags, error, .. } = &self.state.slots[slot];
@@ -265,7 +265,7 @@ impl Client {
             self.give_up(slot, errno);
         }
         if let Some(held) = &self.files[slot] {
-            file::release_lease(&held.fd);
+            file_lock::release_lease(&held.fd);
         }
         if is_closed {
             self.drop_file(slot);
@@ -277,7 +277,7 @@ impl Client {
     fn leave_wanted_files(&mut self) {
         let wanted: Vec<usize> = self
             .held()
-            .filter(|(_, held)| !file::has_unbroken_lease(&held.fd))
+            .filter(|(_, held)| !file_lock::has_unbroken_lease(&held.fd))
             .map(|(slot, _)| slot)
             .collect();
         for slot in wanted {
@@ -355,7 +355,7 @@ impl Client {
     fn end(mut self) {
         // Other processes may wait for the locks.
         for (_, held) in self.held() {
-            file::release_locks(&held.fd);
+            file_lock::release_locks(&held.fd);
         }
         for slot in 0..MAX_FILES {
             if let Some(held) = &mut self.files[slot] {

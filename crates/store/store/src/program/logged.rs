@@ -18,6 +18,7 @@ use std::sync::{Mutex, MutexGuard};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::file::{self, Status};
+use uncopy_sys::file_lock;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::{clock, mem};
 
@@ -384,7 +385,7 @@ impl Tracked {
         }
         // The keeper has ended.
         let taken = self.sync_and_unmark(fd);
-        file::release_lease(fd);
+        file_lock::release_lease(fd);
         taken
     }
 
@@ -425,7 +426,7 @@ impl Tracked {
         if session().is_none_or(|session| session.request(&[CLOSED, slot as u64]).is_err()) {
             // Without a keeper nobody else removes the mark. The program did not ask for this sync's error.
             let _ = self.sync_and_unmark(fd);
-            file::release_lease(fd);
+            file_lock::release_lease(fd);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{DEEP, active, block, configure, end};
 use crate::arena::pages::ARENA;
+use crate::background::activation;
 use crate::range::heap::HEAP;
-use crate::service::activation;
 use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES, is_in_heap};
 use crate::state::phase::STATE;
 use uncopy_core::addr::PAGE_BYTES;

@@ -7,9 +7,9 @@
 use super::{BROAD, PREEMPTIONS, active, end};
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Draft;
+use crate::background::release;
 use crate::range::block::BlockRef;
 use crate::range::foreign::FOREIGN;
-use crate::service::release;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, View};
 use uncopy_sys::presence::Section;

@@ -14,9 +14,9 @@ mod segments;
 mod upkeep;
 
 use crate::arena::pages::ARENA;
+use crate::background::activation::{activate, configure as take_options, ensure_heap};
 use crate::range::block::BlockRef;
 use crate::range::heap::{Allocation, HEAP};
-use crate::service::activation::{activate, configure as take_options, ensure_heap};
 use crate::state::phase::STATE;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES};
 use uncopy_core::options::{Options, Policy};

@@ -3,9 +3,9 @@
 
 use super::{DEEP, PREEMPTIONS, active, block, copy, end};
 use crate::arena::segment::Draft;
+use crate::background::compaction::Compaction;
 use crate::range::block::BlockRef;
 use crate::range::heap::HEAP;
-use crate::service::compaction::Compaction;
 use crate::state::counters;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, View};

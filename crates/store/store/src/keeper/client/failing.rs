@@ -17,7 +17,7 @@ use crate::state::{FAILED, RETRY_DUE, TOUCHED, UNRELIABLE, UNSYNCED};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{clock, file};
+use uncopy_sys::{clock, file, file_lock};
 
 /// Pause before a retry, initial and maximum.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -170,7 +170,7 @@ impl Client {
             && self.sync_or_repair(slot, true).is_ok()
         {
             if let Some(held) = &self.files[slot] {
-                file::release_lease(&held.fd);
+                file_lock::release_lease(&held.fd);
             }
             self.drop_file(slot);
         }

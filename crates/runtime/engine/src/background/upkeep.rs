@@ -15,9 +15,9 @@
 //! is on the handler's stack when a process is copied. A step waits for no lock of a class or a block.
 
 use crate::arena::pages::ARENA;
+use crate::background::compaction::Compaction;
 use crate::range::heap::HEAP;
 use crate::range::heap::retention::DetachedBlock;
-use crate::service::compaction::Compaction;
 use crate::state::{bell, counters, limits};
 use uncopy_core::classes::CLASSES;
 use uncopy_core::stats::Counter;

@@ -4,13 +4,13 @@
 //! handler thread, too, which would keep the process alive when the filter ends the program's threads.
 
 use crate::arena::pages::ARENA;
-use crate::service::{activation, handler};
+use crate::background::{activation, handler};
 use crate::state::counters;
 use crate::state::phase::{Phase, STATE};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::thread;
 
-/// Ends the handler thread, if there is one, after [`release_all`](crate::service::release::release_all).
+/// Ends the handler thread, if there is one, after [`release_all`](crate::background::release::release_all).
 /// The memory that it served is ordinary memory then.
 ///
 /// No lock may be held.

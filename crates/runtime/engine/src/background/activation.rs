@@ -5,11 +5,11 @@
 
 use crate::arena::descriptor::UffdDescriptor;
 use crate::arena::pages::ARENA;
+use crate::background::{calibration, handler};
 use crate::range::carriers;
 use crate::range::changes::CHANGES;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
-use crate::service::{calibration, handler};
 use crate::state::gate::{HEAP_IS_DISABLED, HEAP_MIN_BYTES, heap_min_bytes};
 use crate::state::phase::{Phase, STATE, set_min_engine_bytes};
 use crate::state::policy::POLICY;

@@ -22,11 +22,11 @@
 
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
+use crate::background::shared_views;
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
-use crate::service::shared_views;
 use crate::state::{counters, limits};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
