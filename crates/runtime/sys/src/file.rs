@@ -497,7 +497,6 @@ pub fn matches(pattern: &CStr, path: &CStr) -> bool {
 mod tests {
     use super::*;
     use std::ffi::CString;
-    use std::os::fd::AsFd;
 
     #[test]
     fn wildcards_stay_within_a_directory() {
