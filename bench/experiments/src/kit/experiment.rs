@@ -94,10 +94,10 @@ pub fn run_with_noise_reduction(
     Ok(outcome)
 }
 
-/// As [`measured`], without quieting the machine.
+/// As [`run_with_noise_reduction`], without noise reduction.
 ///
 /// # Errors
-/// The errors of [`measured`].
+/// The errors of [`run_with_noise_reduction`].
 pub fn run_without_noise_reduction(
     common: &CommonOptions,
     experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>,

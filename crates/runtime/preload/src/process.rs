@@ -58,7 +58,7 @@ extern "C" fn child() {
     crate::files::in_child();
 }
 
-/// Watches for the end of the process, see [`end`]. Called in the first thread.
+/// Watches for the end of the process, see [`first_thread`]. Called in the first thread.
 fn watch_end() {
     first_thread::watch(uncopy_sys::thread::has_library_threads);
 }
