@@ -8,7 +8,7 @@
 //! There is one digester at a time. It may run in another process than the writer and beside it.
 
 use crate::chunks::Chunks;
-use crate::layout::{Checkpoint, Entry, FileId, Lsn, Unreadable};
+use crate::layout::{Checkpoint, Entry, FileId, Lsn, RELEASED_AT, Unreadable};
 use crate::memory::{LINE_BYTES, Persistent};
 use crate::plan::{FilePlan, Planner};
 use crate::reader::{Damage, Reader};
@@ -172,6 +172,16 @@ impl<M: Persistent> Digester<M> {
         &self.reader
     }
 
+    /// Returns the end of the committed records, whose commit is persistent from now on.
+    fn committed_from(&self, from: Lsn) -> Lsn {
+        let Some(last) = self.reader.last(from, State::Committed) else { return from };
+        // Rule 11: the writer may be about to flush the commit word that is visible here.
+        let memory = self.reader.memory();
+        memory.flush(self.reader.superblock().position(last.lsn), LINE_BYTES);
+        memory.fence();
+        last.end()
+    }
+
     /// Plans the committed records from the tail on, as many as `limits` allow.
     ///
     /// # Errors
@@ -179,7 +189,7 @@ impl<M: Persistent> Digester<M> {
     pub fn plan<C: Chunks + ?Sized>(&mut self, chunks: &C, limits: Limits) -> Result<Batch, Damage> {
         // The writer may have attached since, and recorded its boot.
         self.reader.refresh();
-        let end = self.reader.end(self.reader.checkpoint().tail, State::Committed);
+        let end = self.committed_from(self.reader.checkpoint().tail);
         plan(&self.reader, chunks, end, limits)
     }
 
@@ -188,7 +198,12 @@ impl<M: Persistent> Digester<M> {
     ///
     /// The caller has carried out all plans of the batch, and synced the files (rule 6).
     pub fn retire(&mut self, batch: &Batch) -> bool {
-        retire(&mut self.reader, batch)
+        let is_retired = retire(&mut self.reader, batch);
+        if is_retired {
+            // Rule 8: only now may the writer reuse the room.
+            self.reader.memory().store_word(RELEASED_AT, batch.through.0);
+        }
+        is_retired
     }
 
     /// Plans the committed records of one file from `from` on: at first the tail, `None`, then where the last batch
@@ -205,7 +220,7 @@ impl<M: Persistent> Digester<M> {
     ) -> Result<FileBatch, Damage> {
         self.reader.refresh();
         let from = from.unwrap_or(self.reader.checkpoint().tail);
-        let end = self.reader.end(from, State::Committed);
+        let end = self.committed_from(from);
         let (mut planners, mut through) = (Planners::default(), from);
         for record in self.reader.records(from) {
             if through >= end || planners.extents >= limits.extents {

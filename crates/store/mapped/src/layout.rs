@@ -290,6 +290,10 @@ impl Superblock {
         if u64_at(line, 0) != SUPERBLOCK_MAGIC {
             return Err(Unreadable::Foreign);
         }
+        // Every version has the checksum there: a torn superblock is not one of another version.
+        if !is_whole(line, 0) {
+            return Err(Unreadable::Superblock);
+        }
         let version = u32_at(line, 8);
         if version != VERSION {
             return Err(Unreadable::Version(version));
@@ -300,8 +304,7 @@ impl Superblock {
             len_bytes: u64_at(line, 32),
             entries: u32_at(line, 40),
         };
-        let is_usable = is_whole(line, 0) && found.is_possible();
-        is_usable.then_some(found).ok_or(Unreadable::Superblock)
+        found.is_possible().then_some(found).ok_or(Unreadable::Superblock)
     }
 }
 
@@ -337,11 +340,12 @@ impl Checkpoint {
 }
 
 impl Identity {
-    /// Encodes an entry of the table of files without its state word: whole lines.
+    /// Encodes a live entry of the table of files: whole lines.
     pub(crate) fn encode(&self, file: FileId, of: &Superblock) -> Vec<u8> {
         let mut bytes = vec![0; (LINE_BYTES + self.path.len()).next_multiple_of(LINE_BYTES)];
         bytes[LINE_BYTES..LINE_BYTES + self.path.len()].copy_from_slice(&self.path);
         let mut sealed = Sealed(&mut bytes);
+        sealed.put_u64(0, of.entry_word(file, false));
         sealed.put_u32(8, self.path.len() as u32);
         sealed.put_u64(16, self.device);
         sealed.put_u64(24, self.inode);

@@ -57,8 +57,9 @@
 //!    head is flushed with the record's own commit word, or when the next record is appended.
 //! 3. A sync returns after a commit word is flushed and fenced. It vouches for its record and all before it.
 //! 4. An entry of the table is stored and flushed before a record refers to it. The fence of rule 2 covers it.
-//! 5. The running kernel's boot is in a persistent checkpoint before the first append. A recovery under the same boot
-//!    accepts written records, since nothing visible was lost; otherwise only committed ones.
+//! 5. The running kernel's boot is in a checkpoint before the first append. A recovery under the same boot accepts
+//!    written records, since nothing visible was lost; otherwise only committed ones. The checkpoint need not be
+//!    persistent: power loss ends the boot.
 //! 6. Records are retired by a checkpoint with a new tail, after their files were synced. The two checkpoints are
 //!    written in turn, each flushed and fenced.
 //! 7. The bytes of a reference do not change before its record is retired.
@@ -66,10 +67,13 @@
 //!    is visible before it is persistent.
 //! 9. An entry of the table is reused after all records that refer to it are retired.
 //! 10. A file is forgotten, persistently, after it was synced and before others may change it. Its records are void.
-//! 11. A recovery after a kill commits what it accepts before it writes to a file, so that power loss during the
-//!     recovery leaves no mixture.
+//! 11. A file gets bytes of a record only after the commit is persistent, so that power loss leaves no part of a
+//!     record in the file: a digester flushes and fences the commit word that it sees, and a recovery after a kill
+//!     commits what it accepts.
 //! 12. A recovery ends with a tail that is a ring's length behind its last record. No leftover has a number from there
 //!     on.
+//! 13. Whoever takes a role over makes the superblock and the current checkpoint persistent before storing the other
+//!     checkpoint: the predecessor may have been killed before its fence.
 //!
 //! # Not handled
 //!

@@ -100,7 +100,7 @@ pub struct EmptyLog<M> {
 }
 
 impl<M: Persistent> EmptyLog<M> {
-    /// Formats memory as a log. Whatever it held is lost.
+    /// Formats memory as a log, whose identifier no log in this memory had before. Whatever the memory held is lost.
     ///
     /// Returns `None` if the superblock is not [possible](Superblock::is_possible), or the memory too short.
     pub fn create(memory: M, superblock: &Superblock) -> Option<Self> {
@@ -115,9 +115,7 @@ impl<M: Persistent> EmptyLog<M> {
         memory.flush(0, LINE_BYTES);
         memory.fence();
         memory.store(CHECKPOINTS_AT[0], &checkpoint.encode(superblock));
-        memory.store(CHECKPOINTS_AT[1], &[0; LINE_BYTES]);
-        let first = CHECKPOINTS_AT[0];
-        memory.flush(first, CHECKPOINTS_AT[1] + LINE_BYTES - first);
+        memory.flush(CHECKPOINTS_AT[0], LINE_BYTES);
         memory.fence();
         memory.store(0, &superblock.encode());
         memory.flush(0, LINE_BYTES);
@@ -158,9 +156,8 @@ pub struct Log<M> {
 impl<M: Persistent> Log<M> {
     /// Makes this process the owner of the log. `boot` identifies the running kernel ([`Checkpoint::boot`]).
     pub fn attach(mut log: EmptyLog<M>, boot: u64, process: u64) -> Self {
-        let checkpoint = *log.reader.checkpoint();
         // Rule 5: a kill after the first append is recognised as one.
-        log.reader.write_checkpoint(Checkpoint { boot, process, ..checkpoint });
+        log.reader.set_owner(boot, process);
         let (memory, superblock, Checkpoint { tail, .. }) = log.reader.into_memory();
         let slots = vec![None; superblock.entries as usize];
         Self { memory, superblock, head: tail, tail, committed: tail, last: None, slots, front: Vec::new() }
@@ -206,9 +203,9 @@ impl<M: Persistent> Log<M> {
         let file = FileId { entry: index as u16, incarnation: self.head };
         let at = self.superblock.entry_at(file.entry).ok_or(RegisterError::TableFull)?;
         let bytes = identity.encode(file, &self.superblock);
-        self.memory.store(at + 8, &bytes[8..]);
-        self.memory.store_word(at, self.superblock.entry_word(file, false));
-        // Rule 4: persistent with the first commit of a record that refers to it.
+        // Rule 4: in any order, since nothing refers to the entry; persistent with the first commit of a record that
+        // does.
+        self.memory.store(at, &bytes);
         self.memory.flush(at, bytes.len());
         self.slots[index] = Some(Slot { file, is_live: true, end: self.tail });
         Ok(file)

@@ -40,6 +40,7 @@ pub trait Persistent {
     fn load_word(&self, at: usize) -> u64;
 
     /// Copies bytes to the memory through the cache.
+    #[track_caller]
     fn store(&self, at: usize, bytes: &[u8]);
 
     /// Stores an aligned word, visibly after all earlier stores and indivisibly.

@@ -1,7 +1,7 @@
 //! The smallest set of file operations with the same result as a sequence of changes.
 
 use crate::layout::{FileId, Identity, Lsn};
-use crate::record::{Change, Extent, Source};
+use crate::record::{Change, Extent};
 use std::collections::BTreeMap;
 
 /// Maximum number of sources of a write (`IOV_MAX`).
@@ -178,6 +178,7 @@ fn join(pieces: &[Piece]) -> Vec<FileWrite> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Source;
     use uncopy_core::random::{STEP, splitmix64};
 
     fn planned(changes: &[Change]) -> FilePlan {

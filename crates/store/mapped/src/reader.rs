@@ -39,6 +39,8 @@ pub struct Reader<M> {
     checkpoint: Checkpoint,
     /// Index of the slot that holds `checkpoint`.
     slot: usize,
+    /// Whether the superblock and `checkpoint` are persistent for certain.
+    is_persistent: bool,
 }
 
 fn line_at(memory: &impl Persistent, at: usize) -> [u8; LINE_BYTES] {
@@ -68,7 +70,7 @@ impl<M: Persistent> Reader<M> {
             return Err(Unreadable::Superblock);
         }
         let (slot, checkpoint) = newest(&memory, &superblock).ok_or(Unreadable::Checkpoints)?;
-        Ok(Self { memory, superblock, checkpoint, slot })
+        Ok(Self { memory, superblock, checkpoint, slot, is_persistent: false })
     }
 
     /// Reads the checkpoints again. If neither is valid, the last known one stays.
@@ -76,7 +78,7 @@ impl<M: Persistent> Reader<M> {
         if let Some((slot, checkpoint)) = newest(&self.memory, &self.superblock)
             && checkpoint.serial > self.checkpoint.serial
         {
-            (self.slot, self.checkpoint) = (slot, checkpoint);
+            (self.slot, self.checkpoint, self.is_persistent) = (slot, checkpoint, false);
         }
     }
 
@@ -102,19 +104,40 @@ impl<M: Persistent> Reader<M> {
         (self.memory, self.superblock, self.checkpoint)
     }
 
-    /// Makes a checkpoint persistent (rule 6), then tells the writer which room is free (rule 8). The serial number
-    /// is chosen here.
+    /// Makes what a predecessor stored persistent, who may have been killed before the fence (rule 13).
+    fn adopt(&mut self) {
+        if !core::mem::replace(&mut self.is_persistent, true) {
+            self.memory.flush(0, LINE_BYTES);
+            self.memory.flush(CHECKPOINTS_AT[self.slot], LINE_BYTES);
+            self.memory.fence();
+        }
+    }
+
+    /// Stores a checkpoint in place of the older one, without making it persistent. The serial number is chosen here.
+    #[track_caller]
+    pub(crate) fn store_checkpoint(&mut self, next: Checkpoint) {
+        self.adopt();
+        let serial = self.checkpoint.serial + 1;
+        self.checkpoint = Checkpoint { serial, ..next };
+        self.slot = 1 - self.slot;
+        self.is_persistent = false;
+        self.memory.store(CHECKPOINTS_AT[self.slot], &self.checkpoint.encode(&self.superblock));
+    }
+
+    /// Makes a process the owner of a log without records.
+    #[track_caller]
+    pub(crate) fn set_owner(&mut self, boot: u64, process: u64) {
+        self.memory.store_word(RELEASED_AT, self.checkpoint.tail.0);
+        self.store_checkpoint(Checkpoint { boot, process, ..self.checkpoint });
+    }
+
+    /// Makes a checkpoint persistent (rule 6).
     #[track_caller]
     pub(crate) fn write_checkpoint(&mut self, next: Checkpoint) {
-        let next = Checkpoint { serial: self.checkpoint.serial + 1, ..next };
-        self.slot = 1 - self.slot;
-        self.checkpoint = next;
-        // Rule 6: the other slot stays valid until this one is persistent.
-        let at = CHECKPOINTS_AT[self.slot];
-        self.memory.store(at, &next.encode(&self.superblock));
-        self.memory.flush(at, LINE_BYTES);
+        self.store_checkpoint(next);
+        self.memory.flush(CHECKPOINTS_AT[self.slot], LINE_BYTES);
         self.memory.fence();
-        self.memory.store_word(RELEASED_AT, next.tail.0);
+        self.is_persistent = true;
     }
 
     /// Returns the state of the entry of a file.
@@ -159,12 +182,11 @@ impl<M: Persistent> Reader<M> {
         Records { reader: self, next: from, limit }
     }
 
-    /// Returns the end of the acceptable records from `from` on: of all up to the last committed one, or of all
-    /// written ones.
+    /// Returns the last acceptable record from `from` on: the last committed one, or the last written one. It and all
+    /// records before it count.
     #[must_use]
-    pub fn end(&self, from: Lsn, accepts: State) -> Lsn {
-        let last = self.records(from).filter(|record| record.state >= accepts).last();
-        last.map_or(from, |record| record.end())
+    pub fn last(&self, from: Lsn, accepts: State) -> Option<Record> {
+        self.records(from).filter(|record| record.state >= accepts).last()
     }
 
     /// Whether an acceptable record lies behind the first one that is missing: it shows that the missing one was

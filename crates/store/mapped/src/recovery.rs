@@ -66,7 +66,7 @@ impl<M: Persistent> Recovery<M> {
         let checkpoint = *reader.checkpoint();
         let is_same_boot = checkpoint.process != 0 && checkpoint.boot == boot;
         let accepts = if is_same_boot { State::Written } else { State::Committed };
-        let mut end = reader.end(checkpoint.tail, accepts);
+        let mut end = reader.last(checkpoint.tail, accepts).map_or(checkpoint.tail, |last| last.end());
         let mut damage = None;
         let mut known = BTreeSet::new();
         for record in reader.records(checkpoint.tail).take_while(|record| record.lsn < end) {
@@ -167,7 +167,9 @@ impl<M: Persistent> Recovery<M> {
         if core::mem::replace(&mut self.is_sealed, true) {
             return;
         }
-        let committed = self.reader.end(self.reader.checkpoint().tail, State::Committed).min(self.end);
+        // The commit word of the last committed record may be visible and not persistent.
+        let tail = self.reader.checkpoint().tail;
+        let committed = self.reader.last(tail, State::Committed).map_or(tail, |last| last.lsn);
         let (superblock, memory) = (self.reader.superblock(), self.reader.memory());
         let mut last = None;
         let mut entries = BTreeSet::new();
@@ -202,9 +204,10 @@ impl<M: Persistent> Recovery<M> {
         if checkpoint.tail != self.end || self.damage.is_some() {
             return Err(self);
         }
-        // Rule 12: behind every record that may lie in the ring, torn or whole.
+        // Rule 12: behind every record that may lie in the ring, torn or whole. Persistent when a writer attaches: the
+        // records are retired already.
         let Some(tail) = self.end.after(ring_bytes as u64) else { return Err(self) };
-        self.reader.write_checkpoint(Checkpoint { tail, process: 0, ..checkpoint });
+        self.reader.store_checkpoint(Checkpoint { tail, process: 0, ..checkpoint });
         Ok(EmptyLog::of(self.reader))
     }
 }
