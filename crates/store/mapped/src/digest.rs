@@ -8,17 +8,18 @@
 //! There is one digester at a time. It may run in another process than the writer and beside it.
 
 use crate::chunks::Chunks;
-use crate::layout::{Checkpoint, Entry, FileId, Lsn, RELEASED_AT, Unreadable};
+use crate::layout::{Checkpoint, Lsn, RELEASED_AT, Unreadable};
 use crate::memory::{LINE_BYTES, Persistent};
 use crate::plan::{FilePlan, Planner};
 use crate::reader::{Damage, Reader};
 use crate::record::{Change, Record, Reference, Source, State};
+use crate::table::{Entry, FileId, entry_at, entry_word};
 use std::collections::BTreeMap;
 
 /// Bounds of a batch. The last record may exceed them.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of extents: bounds the memory that planning takes, some 100 bytes per extent.
+    /// Maximum number of extents: bounds the memory that planning takes, some 200 bytes per extent.
     pub extents: usize,
     /// Maximum number of bytes of records: bounds the time until their room is free.
     pub bytes: u64,
@@ -242,8 +243,8 @@ impl<M: Persistent> Digester<M> {
     /// registration. Chunks and room of the records stay in use until they are retired.
     pub fn forget(&mut self, file: FileId) -> bool {
         let superblock = self.reader.superblock();
-        let Some(at) = superblock.entry_at(file.entry) else { return false };
-        let (live, forgotten) = (superblock.entry_word(file, false), superblock.entry_word(file, true));
+        let Some(at) = entry_at(superblock, file.entry) else { return false };
+        let (live, forgotten) = (entry_word(superblock, file, false), entry_word(superblock, file, true));
         let memory = self.reader.memory();
         if memory.load_word(at) != live {
             return false;
@@ -253,5 +254,129 @@ impl<M: Persistent> Digester<M> {
         memory.flush(at, LINE_BYTES);
         memory.fence();
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::{EmptyLog, Log};
+    use crate::memory::Persistent;
+    use crate::parts::Part;
+    use crate::testing::{Counted, identity, superblock};
+
+    const NONE: &[Counted] = &[];
+
+    fn memory() -> Counted {
+        Counted::new(superblock(8 << 10).len_bytes as usize)
+    }
+
+    fn log_in(memory: &Counted) -> Log<&Counted> {
+        Log::attach(EmptyLog::create(memory, &superblock(8 << 10)).expect("a log"), 1, 1)
+    }
+
+    #[test]
+    fn only_committed_records_are_digested_and_each_once() {
+        let memory = memory();
+        let mut log = log_in(&memory);
+        let mut digester = Digester::open(&memory).expect("a log");
+        let file = log.register(&identity(1)).expect("a free entry");
+        log.append(NONE, file, 0, &[Part::Bytes(b"abc")]).expect("room");
+        assert!(digester.plan(NONE, Limits::default()).expect("no damage").is_empty());
+        log.commit();
+        log.append(NONE, file, 3, &[Part::Bytes(b"def")]).expect("room");
+        let batch = digester.plan(NONE, Limits::default()).expect("no damage");
+        assert_eq!((batch.records, batch.files[0].writes[0].len_bytes), (1, 3));
+        assert!(digester.retire(&batch) && !digester.retire(&batch));
+        assert_eq!(log.release(), batch.through);
+    }
+
+    #[test]
+    fn a_digester_opened_before_the_writer_attached_keeps_its_boot() {
+        let memory = memory();
+        let empty = EmptyLog::create(&memory, &superblock(8 << 10)).expect("a log");
+        let mut digester = Digester::open(&memory).expect("a log");
+        let mut log = Log::attach(empty, 9, 4);
+        let file = log.register(&identity(1)).expect("a free entry");
+        log.append(NONE, file, 0, &[Part::Bytes(b"abc")]).expect("room");
+        log.commit();
+        let batch = digester.plan(NONE, Limits::default()).expect("no damage");
+        assert!(digester.retire(&batch));
+        assert_eq!((digester.reader().checkpoint().boot, digester.reader().checkpoint().process), (9, 4));
+    }
+
+    #[test]
+    fn batches_are_bounded_and_superseded_bytes_are_skipped_within_one() {
+        let memory = memory();
+        let mut log = log_in(&memory);
+        let file = log.register(&identity(1)).expect("a free entry");
+        for byte in 0..6 {
+            log.append(NONE, file, 0, &[Part::Bytes(&[byte; 100])]).expect("room");
+        }
+        log.commit();
+        let mut digester = Digester::open(&memory).expect("a log");
+        let (mut records, mut superseded_bytes) = (Vec::new(), 0);
+        loop {
+            let limits = Limits { extents: 4, ..Limits::default() };
+            let batch = digester.plan(NONE, limits).expect("no damage");
+            if batch.is_empty() {
+                break;
+            }
+            records.push(batch.records);
+            superseded_bytes += batch.files[0].superseded_bytes;
+            assert!(digester.retire(&batch));
+        }
+        assert_eq!((records, superseded_bytes), (vec![2, 2, 2], 300));
+    }
+
+    #[test]
+    fn one_file_is_digested_and_forgotten_while_others_stay() {
+        let memory = memory();
+        let mut log = log_in(&memory);
+        let (first, second) = (log.register(&identity(1)), log.register(&identity(2)));
+        let (first, second) = (first.expect("a free entry"), second.expect("a free entry"));
+        for number in 0..3 {
+            log.append(NONE, first, number, &[Part::Bytes(b"a")]).expect("room");
+            log.append(NONE, second, number, &[Part::Bytes(b"b")]).expect("room");
+        }
+        log.commit();
+        let mut digester = Digester::open(&memory).expect("a log");
+        let (mut from, mut written_bytes) = (None, 0);
+        loop {
+            let limits = Limits { extents: 1, ..Limits::default() };
+            let batch = digester.plan_file(NONE, first, from, limits).expect("no damage");
+            let writes = batch.plan.iter().flat_map(|plan| &plan.writes);
+            written_bytes += writes.map(|write| write.len_bytes).sum::<u64>();
+            from = Some(batch.through);
+            if batch.is_last {
+                break;
+            }
+        }
+        assert_eq!(written_bytes, 3);
+        assert!(!digester.forget(FileId { incarnation: Lsn(64), ..first }), "another registration");
+        assert!(digester.forget(first) && !digester.forget(first));
+        let batch = digester.plan(NONE, Limits::default()).expect("no damage");
+        assert_eq!((batch.files.len(), batch.files[0].file, batch.records), (1, second, 6));
+    }
+
+    #[test]
+    fn references_are_planned_and_given_back() {
+        let memory = memory();
+        let chunks = [Counted::new(512)];
+        chunks[0].store(100, b"xyz");
+        let mut log = log_in(&memory);
+        let file = log.register(&identity(1)).expect("a free entry");
+        let reference = Reference { chunk: 0, at: 100, len_bytes: 3 };
+        log.append(&chunks[..], file, 5, &[Part::Bytes(b"ab"), Part::Reference(reference)]).expect("room");
+        log.commit();
+        let mut digester = Digester::open(&memory).expect("a log");
+        let batch = digester.plan(&chunks[..], Limits::default()).expect("no damage");
+        assert_eq!(batch.references, [reference]);
+        let write = &batch.files[0].writes[0];
+        assert_eq!((write.offset, write.len_bytes, write.sources.len()), (5, 5, 2));
+        let mut bytes = [0; 3];
+        assert!(crate::chunks::load(&&memory, &chunks[..], write.sources[1].source, &mut bytes));
+        assert_eq!(&bytes, b"xyz");
+        assert!(digester.plan(NONE, Limits::default()).is_err(), "a log without its chunks");
     }
 }

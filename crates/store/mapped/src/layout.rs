@@ -1,13 +1,10 @@
-//! Format of a log in memory: superblock, checkpoints, table of files.
+//! Format of a log in memory: superblock, checkpoints, and where everything else lies.
 //!
 //! ```text
 //! 0              256            512            768        4 KiB           ring_at                   len_bytes
 //! │ superblock │ checkpoint 0 │ checkpoint 1 │ released │ entry │ entry │ record │ record │ … free … │ record │
 //!                                                       └ table of files ┘└ ring ───────────────────────────┘
 //!                                                                          ▲ head            tail ▲
-//! entry (4,160 bytes)
-//! 0            8              12        16       24      32           40            48   64
-//! │ state word │ path's length │ CRC-32C │ device │ inode │ generation │ incarnation │ 0 │ path … │
 //! ```
 //!
 //! A sequence number ([`Lsn`]) is a position in the endless sequence of all bytes that the ring ever held: the
@@ -31,8 +28,6 @@ pub const RELEASED_AT: usize = 768;
 pub const TABLE_AT: usize = 4 << 10;
 /// Length of an entry of the table of files, bytes.
 pub const ENTRY_BYTES: usize = LINE_BYTES + (4 << 10);
-/// Maximum length of a path, bytes.
-pub const MAX_PATH_BYTES: usize = 4095;
 /// Maximum number of entries in the table of files.
 pub const MAX_ENTRIES: u32 = 1024;
 /// Minimum length of the ring, bytes.
@@ -95,39 +90,6 @@ pub struct Checkpoint {
     pub boot: u64,
     /// Process that owns the log; 0: none.
     pub process: u64,
-}
-
-/// Identity of a file that records belong to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Identity {
-    /// Number of the device (stat(2)).
-    pub device: u64,
-    /// Number of the inode (stat(2)).
-    pub inode: u64,
-    /// Generation of the inode, or 0. Inode numbers are reused.
-    pub generation: u64,
-    /// Path of the file when it was registered, at most [`MAX_PATH_BYTES`].
-    pub path: Vec<u8>,
-}
-
-/// A registration of a file: an entry of the table, and the sequence number at which the file got it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FileId {
-    /// Index in the table of files.
-    pub entry: u16,
-    /// Head of the log when the file was registered; tells successive uses of an entry apart.
-    pub incarnation: Lsn,
-}
-
-/// State of the table's entry that a record refers to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
-    /// Records of the file count.
-    Live(Identity),
-    /// The file was forgotten: it has all bytes of its records, which no longer count.
-    Forgotten,
-    /// The entry is damaged, or belongs to another registration.
-    Invalid,
 }
 
 /// Reason why memory does not hold a usable log.
@@ -255,19 +217,7 @@ impl Superblock {
         self.ring_bytes() - (lsn.0 % self.ring_bytes() as u64) as usize
     }
 
-    /// Returns the position of an entry of the table of files, bytes; `None`: there is no such entry.
-    #[must_use]
-    pub const fn entry_at(&self, entry: u16) -> Option<usize> {
-        if (entry as u32) < self.entries { Some(TABLE_AT + entry as usize * ENTRY_BYTES) } else { None }
-    }
-
-    /// Returns the state word of a file's entry.
-    #[must_use]
-    pub const fn entry_word(&self, file: FileId, is_forgotten: bool) -> u64 {
-        keyed_word(self.log ^ (1 + file.entry as u64), file.incarnation.0, is_forgotten)
-    }
-
-    /// Encodes the superblock.
+    /// Encodes the superblock as a line.
     #[must_use]
     pub fn encode(&self) -> [u8; LINE_BYTES] {
         let mut line = [0; LINE_BYTES];
@@ -309,7 +259,7 @@ impl Superblock {
 }
 
 impl Checkpoint {
-    /// Encodes the checkpoint of a log.
+    /// Encodes the checkpoint of a log as a line.
     #[must_use]
     pub fn encode(&self, of: &Superblock) -> [u8; LINE_BYTES] {
         let mut line = [0; LINE_BYTES];
@@ -339,42 +289,6 @@ impl Checkpoint {
     }
 }
 
-impl Identity {
-    /// Encodes a live entry of the table of files: whole lines.
-    pub(crate) fn encode(&self, file: FileId, of: &Superblock) -> Vec<u8> {
-        let mut bytes = vec![0; (LINE_BYTES + self.path.len()).next_multiple_of(LINE_BYTES)];
-        bytes[LINE_BYTES..LINE_BYTES + self.path.len()].copy_from_slice(&self.path);
-        let mut sealed = Sealed(&mut bytes);
-        sealed.put_u64(0, of.entry_word(file, false));
-        sealed.put_u32(8, self.path.len() as u32);
-        sealed.put_u64(16, self.device);
-        sealed.put_u64(24, self.inode);
-        sealed.put_u64(32, self.generation);
-        sealed.put_u64(40, file.incarnation.0);
-        sealed.seal(of.log ^ (1 + u64::from(file.entry)));
-        bytes
-    }
-
-    /// Returns the length of an entry, bytes, from its first line; `None`: the path is too long.
-    pub(crate) fn encoded_bytes(line: &[u8; LINE_BYTES]) -> Option<usize> {
-        let path_bytes = u32_at(line, 8) as usize;
-        (path_bytes <= MAX_PATH_BYTES).then(|| (LINE_BYTES + path_bytes).next_multiple_of(LINE_BYTES))
-    }
-
-    /// Decodes an entry, of [`Identity::encoded_bytes`]; `None`: it is damaged, or of another registration.
-    pub(crate) fn decode(bytes: &[u8], file: FileId, of: &Superblock) -> Option<Self> {
-        let path = bytes.get(LINE_BYTES..LINE_BYTES + u32_at(bytes, 8) as usize)?;
-        let is_it = is_whole(bytes, of.log ^ (1 + u64::from(file.entry)))
-            && Lsn(u64_at(bytes, 40)) == file.incarnation;
-        is_it.then(|| Self {
-            device: u64_at(bytes, 16),
-            inode: u64_at(bytes, 24),
-            generation: u64_at(bytes, 32),
-            path: path.to_vec(),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,13 +301,6 @@ mod tests {
         let checkpoint = Checkpoint { serial: 7, tail: Lsn(640), boot: 9, process: 10 };
         assert_eq!(Checkpoint::decode(&checkpoint.encode(&LOG), &LOG), Some(checkpoint));
         assert_eq!(Checkpoint::decode(&checkpoint.encode(&LOG), &Superblock { log: 4, ..LOG }), None);
-        let identity = Identity { device: 1, inode: 2, generation: 3, path: b"/a/b".to_vec() };
-        let file = FileId { entry: 1, incarnation: Lsn(64) };
-        let entry = identity.encode(file, &LOG);
-        assert_eq!(Identity::decode(&entry, file, &LOG), Some(identity));
-        for other in [FileId { entry: 2, ..file }, FileId { incarnation: Lsn(128), ..file }] {
-            assert_eq!(Identity::decode(&entry, other, &LOG), None);
-        }
         for bit in 0..8 * LINE_BYTES {
             let flip = |mut line: [u8; LINE_BYTES]| {
                 line[bit / 8] ^= 1 << (bit % 8);

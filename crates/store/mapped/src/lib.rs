@@ -13,9 +13,9 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`memory`], [`mapping`] | contract of persistent memory, and the memory that the caller has mapped |
-//! | [`layout`], [`record`] | format |
+//! | [`layout`], [`table`], [`record`] | format |
 //! | [`chunks`] | memory that records refer to, and pins that keep it from being reused |
-//! | [`log`](mod@log) | the writer |
+//! | [`log`](mod@log), [`parts`] | the writer, and what it appends |
 //! | [`overlay`] | what the log holds of a file that the file does not yet |
 //! | [`reader`], [`plan`] | validated records; the smallest set of file operations with their result |
 //! | [`digest`], [`recovery`] | from records to files, while the writer lives and after its death |
@@ -26,7 +26,7 @@
 //! |---|---|
 //! | [`Log::append`](log::Log::append) returned | *written*: the record survives the death of all processes |
 //! | [`Log::sync`](log::Log::sync) returned | *committed*: all records of the file survive power loss |
-//! | power loss | each file gets all committed records, and of the others a prefix: here, none |
+//! | power loss | each file gets all committed records, and of the others a prefix: those before the log's last commit |
 //! | kill, also of the digester or during recovery | each file gets all written records |
 //! | kill, then power loss during recovery | as after power loss |
 //!
@@ -41,7 +41,7 @@
 //!
 //! # Format
 //!
-//! The drawings are in [`layout`] and [`record`]. A sequence number is a position in the endless sequence of the
+//! The drawings are in [`layout`], [`table`] and [`record`]. A sequence number is a position in the endless sequence of the
 //! ring's bytes, so that neither an epoch nor a lap counter is needed. There is no checksum over payload: a commit
 //! word is stored after the payload is persistent. A commit word lies in its record instead of at a fixed place,
 //! because flushing one line repeatedly is slow on persistent memory (Chen et al., FlatStore, ASPLOS 2020).
@@ -96,7 +96,11 @@ pub mod log;
 pub mod mapping;
 pub mod memory;
 pub mod overlay;
+pub mod parts;
 pub mod plan;
 pub mod reader;
 pub mod record;
 pub mod recovery;
+pub mod table;
+#[cfg(test)]
+mod testing;

@@ -1,88 +1,17 @@
 //! The writer: appends records and makes them persistent.
 
 use crate::chunks::Chunks;
-use crate::layout::{
-    CHECKPOINTS_AT, Checkpoint, FileId, Identity, Lsn, MAX_PATH_BYTES, RELEASED_AT, Superblock,
-};
+use crate::layout::{CHECKPOINTS_AT, Checkpoint, Lsn, RELEASED_AT, Superblock};
 use crate::memory::{LINE_BYTES, Persistent};
+use crate::parts::{AppendError, Part, RegisterError, measure};
 use crate::reader::Reader;
-use crate::record::{
-    Change, Extent, MAX_EXTENTS, MAX_FILE_BYTES, Record, Reference, Source, State, commit_word, encode,
-    head_bytes,
-};
-use core::fmt;
+use crate::record::{Change, MAX_FILE_BYTES, Record, State, commit_word, encode, head_bytes};
+use crate::table::{FileId, Identity, MAX_PATH_BYTES, entry_at};
 
 /// Minimum length of inline bytes that are stored past the cache. Below, a store and a flush of a few lines cost
 /// less than the partial lines that non-temporal stores leave in the write-combining buffers. A guess, to be
 /// measured on real persistent memory.
 pub const MIN_STREAM_BYTES: usize = 256;
-
-/// Part of a write.
-#[derive(Clone, Copy, Debug)]
-pub enum Part<'a> {
-    /// Bytes that the record gets a copy of.
-    Bytes(&'a [u8]),
-    /// Bytes in a chunk, which the record refers to. They must not change before the record is retired.
-    Reference(Reference),
-}
-
-impl Part<'_> {
-    const fn len_bytes(&self) -> usize {
-        match self {
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Reference(reference) => reference.len_bytes as usize,
-        }
-    }
-}
-
-/// Reason why a record was not appended. The log is unchanged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AppendError {
-    /// No room until a digest has retired records.
-    Full,
-    /// The record would be longer than [`Superblock::max_record_bytes`], or have more than [`MAX_EXTENTS`] extents.
-    TooLong,
-    /// The write or the new size ends behind [`MAX_FILE_BYTES`].
-    FileTooLarge,
-    /// A reference is not within a chunk.
-    NoSuchChunk,
-    /// The file is not registered.
-    NotRegistered,
-}
-
-impl fmt::Display for AppendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "the log is full",
-            Self::TooLong => "the write is too long for one record",
-            Self::FileTooLarge => "the file would exceed the maximum size",
-            Self::NoSuchChunk => "a reference is not within a chunk",
-            Self::NotRegistered => "the file is not registered",
-        })
-    }
-}
-
-impl core::error::Error for AppendError {}
-
-/// Reason why a file was not registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RegisterError {
-    /// All entries of the table belong to files with records that are not retired.
-    TableFull,
-    /// The path is longer than [`MAX_PATH_BYTES`].
-    PathTooLong,
-}
-
-impl fmt::Display for RegisterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TableFull => f.write_str("the log's table of files is full"),
-            Self::PathTooLong => write!(f, "the path is longer than {MAX_PATH_BYTES} bytes"),
-        }
-    }
-}
-
-impl core::error::Error for RegisterError {}
 
 /// Use of an entry of the table of files by this writer.
 #[derive(Clone, Copy, Debug)]
@@ -201,7 +130,7 @@ impl<M: Persistent> Log<M> {
         let is_free = |slot: &Option<Slot>| slot.is_none_or(|slot| !slot.is_live && slot.end <= self.tail);
         let index = self.slots.iter().position(is_free).ok_or(RegisterError::TableFull)?;
         let file = FileId { entry: index as u16, incarnation: self.head };
-        let at = self.superblock.entry_at(file.entry).ok_or(RegisterError::TableFull)?;
+        let at = entry_at(&self.superblock, file.entry).ok_or(RegisterError::TableFull)?;
         let bytes = identity.encode(file, &self.superblock);
         // Rule 4: in any order, since nothing refers to the entry; persistent with the first commit of a record that
         // does.
@@ -378,50 +307,146 @@ impl<M: Persistent> Log<M> {
     }
 }
 
-/// Checks the parts of a write to `offset`. Returns its extents, with positions relative to the record, and the
-/// number of inline bytes.
-fn measure<C: Chunks + ?Sized>(
-    chunks: &C,
-    offset: u64,
-    parts: &[Part<'_>],
-) -> Result<(Vec<Extent>, usize), AppendError> {
-    let mut extents: Vec<Extent> = Vec::new();
-    let (mut inline_bytes, mut end) = (0usize, offset);
-    for part in parts.iter().filter(|part| part.len_bytes() > 0) {
-        let len_bytes = part.len_bytes();
-        end = end
-            .checked_add(len_bytes as u64)
-            .filter(|end| *end <= MAX_FILE_BYTES)
-            .ok_or(AppendError::FileTooLarge)?;
-        let source = match part {
-            Part::Bytes(_) => {
-                inline_bytes = inline_bytes.checked_add(len_bytes).ok_or(AppendError::TooLong)?;
-                Source::Inline(inline_bytes - len_bytes)
-            }
-            Part::Reference(Reference { chunk, at, .. }) => {
-                if !chunks.has(*chunk, *at, len_bytes) {
-                    return Err(AppendError::NoSuchChunk);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::{Digester, Limits};
+    use crate::layout::MIN_RING_BYTES;
+    use crate::record::Reference;
+    use crate::testing::{Counted, identity, superblock};
+
+    const NONE: &[Counted] = &[];
+
+    fn log_in(memory: &Counted) -> Log<&Counted> {
+        let of = superblock(memory.len_bytes() - superblock(0).len_bytes as usize);
+        Log::attach(EmptyLog::create(memory, &of).expect("a log"), 1, 1)
+    }
+
+    fn memory(ring_bytes: usize) -> Counted {
+        Counted::new(superblock(ring_bytes).len_bytes as usize)
+    }
+
+    fn digest(memory: &Counted) {
+        let mut digester = Digester::open(memory).expect("a log");
+        let batch = digester.plan(NONE, Limits::default()).expect("no damage");
+        assert!(digester.retire(&batch));
+    }
+
+    #[test]
+    fn a_sync_costs_two_fences_and_each_line_is_flushed_once() {
+        let memory = memory(64 << 10);
+        let mut log = log_in(&memory);
+        let file = log.register(&identity(1)).expect("a free entry");
+        let other = log.register(&identity(2)).expect("a free entry");
+        memory.take_counts();
+        log.append(NONE, file, 0, &[Part::Bytes(&[1; 100])]).expect("room");
+        assert_eq!(memory.take_counts(), (0, 2, 0), "the payload, not the head");
+        assert_eq!(log.sync(file), Ok(true));
+        assert_eq!(memory.take_counts(), (2, 1, 0), "the head with its commit word");
+        log.append(NONE, file, 100, &[Part::Bytes(&[2; 4096])]).expect("room");
+        log.append(NONE, other, 0, &[Part::Bytes(&[3; 60]), Part::Bytes(&[4; 4])]).expect("room");
+        assert_eq!(memory.take_counts(), (0, 2, 4096), "the first head when the second record comes");
+        assert_eq!(log.sync(file), Ok(true));
+        assert_eq!(memory.take_counts(), (2, 1, 0));
+        assert_eq!((log.sync(file), log.sync(other)), (Ok(false), Ok(false)));
+        log.commit();
+        assert_eq!(memory.take_counts(), (0, 0, 0), "the other file was committed with the first");
+    }
+
+    #[test]
+    fn a_full_log_has_room_again_once_a_digest_has_retired_records() {
+        let memory = memory(MIN_RING_BYTES);
+        let mut log = log_in(&memory);
+        let file = log.register(&identity(1)).expect("a free entry");
+        let mut offset = 0;
+        for lap in 0..5 {
+            let mut appended = 0;
+            let end = loop {
+                match log.append(NONE, file, offset, &[Part::Bytes(&[7; 300])]) {
+                    Ok(_) => (offset, appended) = (offset + 300, appended + 1),
+                    Err(why) => break why,
                 }
-                Source::Chunk { chunk: *chunk, at: *at }
-            }
-        };
-        // Neighbours become one extent if that is not too long for the format.
-        let merged = extents.last_mut().filter(|last| {
-            last.source.skip(last.len_bytes) == source && u32::try_from(last.len_bytes + len_bytes).is_ok()
-        });
-        match merged {
-            Some(last) => last.len_bytes += len_bytes,
-            None => extents.push(Extent { source, len_bytes }),
-        }
-        if extents.len() > MAX_EXTENTS || inline_bytes > crate::layout::MAX_RECORD_BYTES {
-            return Err(AppendError::TooLong);
+            };
+            // 384 bytes each in a ring of 4,096; padding at its end may take the room of one.
+            assert_eq!(end, AppendError::Full);
+            assert!((9..=10).contains(&appended), "{appended} records in lap {lap}");
+            assert!(log.used_bytes() <= MIN_RING_BYTES as u64);
+            let head = log.head();
+            log.commit();
+            digest(&memory);
+            assert_eq!((log.release(), log.used_bytes()), (head, 0));
         }
     }
-    let head_len = head_bytes(extents.len());
-    for extent in &mut extents {
-        if let Source::Inline(at) = &mut extent.source {
-            *at += head_len;
+
+    #[test]
+    fn a_write_that_cannot_be_a_record_changes_nothing() {
+        let memory = memory(MIN_RING_BYTES);
+        let chunks = [Counted::new(512)];
+        let mut log = log_in(&memory);
+        let file = log.register(&identity(1)).expect("a free entry");
+        let head = log.head();
+        let reference = |at, len_bytes| Part::Reference(Reference { chunk: 0, at, len_bytes });
+        let refused = [
+            (0, Part::Bytes(&[0; 2048]), AppendError::TooLong),
+            (MAX_FILE_BYTES, Part::Bytes(&[0; 1]), AppendError::FileTooLarge),
+            (u64::MAX, Part::Bytes(&[0; 1]), AppendError::FileTooLarge),
+            (0, reference(500, 13), AppendError::NoSuchChunk),
+            (0, reference(u64::MAX, 2), AppendError::NoSuchChunk),
+        ];
+        for (offset, part, why) in refused {
+            assert_eq!(log.append(&chunks[..], file, offset, &[part]), Err(why));
         }
+        let chunk = Reference { chunk: 1, at: 0, len_bytes: 1 };
+        assert_eq!(
+            log.append(&chunks[..], file, 0, &[Part::Reference(chunk)]),
+            Err(AppendError::NoSuchChunk)
+        );
+        assert_eq!(log.resize(file, MAX_FILE_BYTES + 1), Err(AppendError::FileTooLarge));
+        let scattered: Vec<Part<'_>> = (0..=1024).map(|at| reference(at % 2 * 2, 1)).collect();
+        let large = Counted::new(superblock(1 << 20).len_bytes as usize);
+        let mut large_log = log_in(&large);
+        let large_file = large_log.register(&identity(1)).expect("a free entry");
+        let append = |log: &mut Log<_>, parts| log.append(&chunks[..], large_file, 0, parts);
+        assert_eq!(append(&mut large_log, &scattered), Err(AppendError::TooLong));
+        assert!(append(&mut large_log, &scattered[1..]).is_ok());
+        assert_eq!(log.append(NONE, file, 0, &[Part::Bytes(&[])]), Ok(head), "no bytes, no record");
+        log.leave(file);
+        assert_eq!(log.append(NONE, file, 0, &[Part::Bytes(b"a")]), Err(AppendError::NotRegistered));
+        assert_eq!(log.sync(file), Err(AppendError::NotRegistered));
+        assert_eq!(log.head(), head);
     }
-    Ok((extents, inline_bytes))
+
+    #[test]
+    fn an_entry_is_reused_once_its_records_are_retired() {
+        let memory = memory(MIN_RING_BYTES);
+        let mut log = log_in(&memory);
+        let first = log.register(&identity(1)).expect("a free entry");
+        let second = log.register(&identity(2)).expect("a free entry");
+        assert_eq!(log.register(&identity(3)), Err(RegisterError::TableFull));
+        let long = Identity { path: vec![b'a'; MAX_PATH_BYTES + 1], ..identity(3) };
+        assert_eq!(log.register(&long), Err(RegisterError::PathTooLong));
+        log.append(NONE, first, 0, &[Part::Bytes(b"a")]).expect("room");
+        log.leave(first);
+        assert_eq!(log.register(&identity(3)), Err(RegisterError::TableFull));
+        log.commit();
+        digest(&memory);
+        let third = log.register(&identity(3)).expect("the entry of the first");
+        assert_eq!((third.entry, third == first), (first.entry, false));
+        log.leave(second);
+        assert!(log.register(&identity(4)).is_ok(), "a file without records holds nothing");
+    }
+
+    #[test]
+    fn impossible_released_words_do_not_count() {
+        let memory = memory(MIN_RING_BYTES);
+        let mut log = log_in(&memory);
+        let file = log.register(&identity(1)).expect("a free entry");
+        let tail = log.release();
+        log.append(NONE, file, 0, &[Part::Bytes(b"a")]).expect("room");
+        for word in [0, tail.0 + 1, log.head().0 + 64, u64::MAX] {
+            memory.store_word(RELEASED_AT, word);
+            assert_eq!(log.release(), tail);
+        }
+        assert!(EmptyLog::create(&memory, &superblock(MIN_RING_BYTES + 64)).is_none(), "too short");
+    }
 }

@@ -51,6 +51,9 @@ struct Generation {
     end: Lsn,
     /// Bytes of the writes, those written twice included.
     bytes: u64,
+    /// Size before the first write behind the end of the file. From there on the kernel has nothing, not even the
+    /// zeroes of a hole.
+    grown_from: Option<u64>,
     /// Whether a record changes the size.
     has_resize: bool,
 }
@@ -72,9 +75,10 @@ impl Overlay {
     }
 
     fn generation(&mut self, end: Lsn) -> &mut Generation {
-        let is_complete = self.generations.back().is_none_or(|last| {
-            last.bytes >= GENERATION_BYTES || last.runs.0.len() >= GENERATION_RUNS
-        });
+        let is_complete = self
+            .generations
+            .back()
+            .is_none_or(|last| last.bytes >= GENERATION_BYTES || last.runs.0.len() >= GENERATION_RUNS);
         if is_complete {
             self.generations.push_back(Generation::default());
         }
@@ -87,10 +91,14 @@ impl Overlay {
     /// Adds a write; `end` is what [`Log::append`](crate::log::Log::append) returned.
     pub fn write(&mut self, offset: u64, len_bytes: u64, end: Lsn) {
         let Some(end_of_write) = offset.checked_add(len_bytes).filter(|_| len_bytes > 0) else { return };
+        let size = self.size;
         let generation = self.generation(end);
         generation.runs.insert(offset, end_of_write);
         generation.bytes += len_bytes;
-        self.size = self.size.max(end_of_write);
+        if end_of_write > size {
+            generation.grown_from = Some(generation.grown_from.map_or(size, |from| from.min(size)));
+        }
+        self.size = size.max(end_of_write);
     }
 
     /// Adds a change of the size; `end` is what [`Log::resize`](crate::log::Log::resize) returned.
@@ -120,7 +128,7 @@ impl Overlay {
         self.generations.is_empty()
     }
 
-    /// Whether the overlay takes much memory (some 5 MiB) and the file should be digested.
+    /// Whether the overlay takes much memory (some 2 MiB) and the file should be digested.
     #[must_use]
     pub fn is_overfull(&self) -> bool {
         self.generations.iter().map(|generation| generation.runs.0.len()).sum::<usize>() > MAX_RUNS
@@ -131,7 +139,9 @@ impl Overlay {
     pub fn overlaps(&self, offset: u64, len_bytes: u64) -> bool {
         let end = offset.saturating_add(len_bytes);
         self.generations.iter().any(|generation| {
-            generation.has_resize || generation.runs.after(offset).is_some_and(|(start, _)| start < end)
+            let is_behind_end = generation.grown_from.is_some_and(|from| from < end && offset < self.size);
+            let has_bytes = || generation.runs.after(offset).is_some_and(|(start, _)| start < end);
+            generation.has_resize || is_behind_end || has_bytes()
         })
     }
 
@@ -179,8 +189,12 @@ mod tests {
         overlay.write(50, 20, Lsn(128));
         assert_eq!((overlay.size(), overlay.next_data(0)), (BASE + 50, Some(50)));
         assert_eq!((overlay.next_data(60), overlay.next_data(70)), (Some(60), Some(BASE)));
-        assert_eq!((overlay.next_hole(50), overlay.next_hole(70), overlay.next_hole(BASE)), (70, 70, BASE + 50));
-        assert!(overlay.overlaps(0, 51) && !overlay.overlaps(0, 50) && !overlay.overlaps(70, 1000));
+        assert_eq!(
+            (overlay.next_hole(50), overlay.next_hole(70), overlay.next_hole(BASE)),
+            (70, 70, BASE + 50)
+        );
+        assert!(overlay.overlaps(0, 51) && !overlay.overlaps(0, 50) && !overlay.overlaps(70, 30));
+        assert!(overlay.overlaps(70, 31), "a hole that the kernel does not have");
         overlay.resize(BASE + 10, Lsn(192));
         assert_eq!((overlay.size(), overlay.next_hole(BASE)), (BASE + 10, BASE + 10));
         assert!(overlay.overlaps(0, 1), "the kernel still has the old size");
@@ -211,7 +225,7 @@ mod tests {
             splitmix64(state) % below
         };
         for _ in 0..2000 {
-            let (mut overlay, mut map) = (Overlay::new(0), vec![false; 80]);
+            let (mut overlay, mut map) = (Overlay::new(80), vec![false; 80]);
             for number in 0..random(12) {
                 if random(6) == 0 {
                     let size = random(60);

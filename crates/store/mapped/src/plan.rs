@@ -1,7 +1,8 @@
 //! The smallest set of file operations with the same result as a sequence of changes.
 
-use crate::layout::{FileId, Identity, Lsn};
+use crate::layout::Lsn;
 use crate::record::{Change, Extent};
+use crate::table::{FileId, Identity};
 use std::collections::BTreeMap;
 
 /// Maximum number of sources of a write (`IOV_MAX`).
@@ -101,7 +102,7 @@ impl Planner {
         self.changes.push(change);
     }
 
-    /// Returns the operations.
+    /// Returns the operations with the result of all changes.
     #[must_use]
     pub fn finish(self) -> FilePlan {
         let mut pieces = Vec::new();
@@ -149,7 +150,8 @@ fn keep(
             covered.cover(start, end, |from, to| {
                 let source = extent.source.skip((from - start) as usize);
                 kept_bytes += to - from;
-                pieces.push(Piece { offset: from, extent: Extent { source, len_bytes: (to - from) as usize } });
+                pieces
+                    .push(Piece { offset: from, extent: Extent { source, len_bytes: (to - from) as usize } });
             });
         }
         start = whole_end;
@@ -168,7 +170,9 @@ fn join(pieces: &[Piece]) -> Vec<FileWrite> {
         };
         write.len_bytes += extent.len_bytes as u64;
         match write.sources.last_mut() {
-            Some(last) if last.source.skip(last.len_bytes) == extent.source => last.len_bytes += extent.len_bytes,
+            Some(last) if last.source.skip(last.len_bytes) == extent.source => {
+                last.len_bytes += extent.len_bytes
+            }
             _ => write.sources.push(extent),
         }
     }
@@ -265,7 +269,8 @@ mod tests {
         let one = vec![Extent { source: Source::Inline(0), len_bytes: 30_000 }];
         assert_eq!(plan.writes, [FileWrite { offset: 5 << 30, len_bytes: 30_000, sources: one }]);
         let scattered: Vec<Change> = (0..3000).map(|index| append(index, index as usize * 64)).collect();
-        let sources: Vec<usize> = planned(&scattered).writes.iter().map(|write| write.sources.len()).collect();
+        let sources: Vec<usize> =
+            planned(&scattered).writes.iter().map(|write| write.sources.len()).collect();
         assert_eq!(sources, [MAX_SOURCES, MAX_SOURCES, 3000 - 2 * MAX_SOURCES]);
     }
 }

@@ -1,11 +1,10 @@
 //! Reading a log. Every byte may be torn or hostile; every loop is bounded by the length of the ring.
 
 use crate::chunks::Chunks;
-use crate::layout::{
-    CHECKPOINTS_AT, Checkpoint, Entry, FileId, Identity, Lsn, RELEASED_AT, Superblock, Unreadable,
-};
+use crate::layout::{CHECKPOINTS_AT, Checkpoint, Lsn, RELEASED_AT, Superblock, Unreadable};
 use crate::memory::{LINE_BYTES, Persistent};
 use crate::record::{Change, Record, Source, State, decode, measure, state_of};
+use crate::table::{Entry, FileId, Identity, entry_at, entry_word};
 use core::fmt;
 
 /// Damage of a record that had been acknowledged: the log has lost bytes.
@@ -143,9 +142,9 @@ impl<M: Persistent> Reader<M> {
     /// Returns the state of the entry of a file.
     #[must_use]
     pub fn entry(&self, file: FileId) -> Entry {
-        let Some(at) = self.superblock.entry_at(file.entry) else { return Entry::Invalid };
+        let Some(at) = entry_at(&self.superblock, file.entry) else { return Entry::Invalid };
         let word = self.memory.load_word(at);
-        if word == self.superblock.entry_word(file, true) {
+        if word == entry_word(&self.superblock, file, true) {
             return Entry::Forgotten;
         }
         let identity = || {
@@ -153,7 +152,7 @@ impl<M: Persistent> Reader<M> {
             self.memory.load(at, &mut bytes);
             Identity::decode(&bytes, file, &self.superblock)
         };
-        let is_live = word == self.superblock.entry_word(file, false);
+        let is_live = word == entry_word(&self.superblock, file, false);
         is_live.then(identity).flatten().map_or(Entry::Invalid, Entry::Live)
     }
 

@@ -14,8 +14,9 @@
 //! payload: that was persistent before the commit word was stored. The extents of a write are one run of the file,
 //! from `offset` on.
 
-use crate::layout::{FileId, Lsn, Sealed, Superblock, is_whole, keyed_word, u16_at, u32_at, u64_at};
+use crate::layout::{Lsn, Sealed, Superblock, is_whole, keyed_word, u16_at, u32_at, u64_at};
 use crate::memory::LINE_BYTES;
+use crate::table::FileId;
 
 /// Maximum number of extents of a record.
 pub const MAX_EXTENTS: usize = 1024;
@@ -97,7 +98,7 @@ pub enum State {
     Committed,
 }
 
-/// A decoded record.
+/// A record, decoded and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Sequence number of the record.
@@ -175,7 +176,8 @@ pub(crate) fn encode(record: &Record, of: &Superblock, head: &mut Vec<u8>) {
 /// Returns the length of the head, bytes, from the first line of the record with this sequence number; `None`: the
 /// line is not that record's. The head lies within the record, and the record within the ring.
 pub(crate) fn measure(line: &[u8; LINE_BYTES], lsn: Lsn, of: &Superblock) -> Option<usize> {
-    let (len_bytes, extents) = ((u32_at(line, 8) as usize).checked_mul(LINE_BYTES)?, u32_at(line, 44) as usize);
+    let (len_bytes, extents) =
+        ((u32_at(line, 8) as usize).checked_mul(LINE_BYTES)?, u32_at(line, 44) as usize);
     // Padding may be as long as a record.
     let max_bytes = of.bytes_before_wrap(lsn).min(of.max_record_bytes());
     let is_possible = u64_at(line, 16) == lsn.0 && extents <= MAX_EXTENTS && len_bytes <= max_bytes;

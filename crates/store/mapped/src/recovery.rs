@@ -10,11 +10,12 @@
 
 use crate::chunks::{Chunks, Pins};
 use crate::digest::{self, Batch, Limits};
-use crate::layout::{Checkpoint, Entry, FileId, Identity, Lsn, Unreadable};
+use crate::layout::{Checkpoint, ENTRY_BYTES, Lsn, Unreadable};
 use crate::log::EmptyLog;
 use crate::memory::{LINE_BYTES, Persistent};
 use crate::reader::{Damage, Reader};
 use crate::record::{Change, Record, Reference, Source, State, commit_word};
+use crate::table::{Entry, FileId, Identity, entry_at};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Summary of the records of a file.
@@ -22,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct FileSummary {
     /// Identity of the file; `None`: it was forgotten, its records are void.
     pub identity: Option<Identity>,
-    /// Number of records.
+    /// Number of records of the file.
     pub records: u64,
     /// Bytes of the file in the records.
     pub bytes: u64,
@@ -175,17 +176,19 @@ impl<M: Persistent> Recovery<M> {
         let mut entries = BTreeSet::new();
         for record in self.records().filter(|record| record.lsn >= committed) {
             memory.flush(superblock.position(record.lsn), record.len_bytes);
-            for reference in references_of(&record) {
-                if let Some(chunk) = chunks.memory(reference.chunk) {
-                    chunk.flush(reference.at as usize, reference.len_bytes as usize);
+            for Reference { chunk, at, len_bytes } in references_of(&record) {
+                // Those of forgotten files were not checked.
+                let memory = chunks.memory(chunk).filter(|_| chunks.has(chunk, at, len_bytes as usize));
+                if let Some(memory) = memory {
+                    memory.flush(at as usize, len_bytes as usize);
                 }
             }
             entries.insert(record.file.entry);
             last = Some(record.lsn);
         }
         let Some(last) = last else { return };
-        for at in entries.into_iter().filter_map(|entry| superblock.entry_at(entry)) {
-            memory.flush(at, crate::layout::ENTRY_BYTES);
+        for at in entries.into_iter().filter_map(|entry| entry_at(superblock, entry)) {
+            memory.flush(at, ENTRY_BYTES);
         }
         // Rules 2 and 3, for the dead writer; rule 11: before a file gets bytes of these records.
         memory.fence();
@@ -209,5 +212,84 @@ impl<M: Persistent> Recovery<M> {
         let Some(tail) = self.end.after(ring_bytes as u64) else { return Err(self) };
         self.reader.store_checkpoint(Checkpoint { tail, process: 0, ..checkpoint });
         Ok(EmptyLog::of(self.reader))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Log;
+    use crate::parts::Part;
+    use crate::testing::{Counted, identity, superblock};
+
+    const NONE: &[Counted] = &[];
+
+    /// Returns memory with a committed record of 3 bytes and a written one of 5.
+    fn memory() -> (Counted, Lsn) {
+        let memory = Counted::new(superblock(8 << 10).len_bytes as usize);
+        let mut log = Log::attach(EmptyLog::create(&memory, &superblock(8 << 10)).expect("a log"), 1, 4);
+        let file = log.register(&identity(1)).expect("a free entry");
+        let first = log.head();
+        log.append(NONE, file, 0, &[Part::Bytes(b"abc")]).expect("room");
+        log.commit();
+        log.append(NONE, file, 3, &[Part::Bytes(b"defgh")]).expect("room");
+        (memory, first)
+    }
+
+    #[test]
+    fn written_records_count_under_the_same_boot_only() {
+        for (boot, wanted_bytes) in [(1, 8), (2, 3)] {
+            let (memory, _) = memory();
+            let mut recovery = Recovery::open(&memory, NONE, boot).expect("a log");
+            let summary = recovery.summary();
+            assert_eq!(summary.values().map(|file| file.bytes).sum::<u64>(), wanted_bytes);
+            let batch = recovery.plan(NONE, Limits::default()).expect("no damage").expect("records");
+            assert_eq!(batch.files[0].writes[0].len_bytes, wanted_bytes);
+            let Err(mut recovery) = recovery.finish() else { panic!("finished before all is retired") };
+            assert!(recovery.retire(&batch));
+            assert!(recovery.plan(NONE, Limits::default()).expect("no damage").is_none());
+            assert!(recovery.finish().is_ok());
+            let again = Recovery::open(&memory, NONE, boot).expect("a log");
+            assert!(again.summary().is_empty() && again.damage().is_none());
+        }
+    }
+
+    #[test]
+    fn an_interrupted_recovery_keeps_what_it_had_accepted() {
+        let (memory, _) = memory();
+        let mut recovery = Recovery::open(&memory, NONE, 1).expect("a log");
+        recovery.plan(NONE, Limits::default()).expect("no damage").expect("records");
+        let after_power_loss = Recovery::open(&memory, NONE, 2).expect("a log");
+        assert_eq!(after_power_loss.summary().values().map(|file| file.records).sum::<u64>(), 2);
+    }
+
+    #[test]
+    fn a_damaged_log_is_left_alone_until_its_owner_gives_up() {
+        let (memory, first) = memory();
+        let of = superblock(8 << 10);
+        memory.store(of.position(first) + 20, b"!");
+        let mut recovery = Recovery::open(&memory, NONE, 1).expect("a log");
+        assert_eq!(recovery.damage(), Some(Damage::Record(first)));
+        assert_eq!(recovery.plan(NONE, Limits::default()).err(), Some(Damage::Record(first)));
+        let Err(mut recovery) = recovery.finish() else { panic!("finished in spite of damage") };
+        recovery.give_up_damaged();
+        assert!(recovery.plan(NONE, Limits::default()).expect("given up").is_none());
+        assert!(recovery.finish().is_ok());
+        assert_eq!(Recovery::open(&memory, NONE, 1).expect("a log").damage(), None);
+    }
+
+    #[test]
+    fn references_stay_pinned_until_they_are_retired() {
+        let memory = Counted::new(superblock(8 << 10).len_bytes as usize);
+        let chunks = [Counted::new(512)];
+        let mut log = Log::attach(EmptyLog::create(&memory, &superblock(8 << 10)).expect("a log"), 1, 4);
+        let file = log.register(&identity(1)).expect("a free entry");
+        let reference = Reference { chunk: 0, at: 0, len_bytes: 100 };
+        log.append(&chunks[..], file, 0, &[Part::Reference(reference)]).expect("room");
+        let mut recovery = Recovery::open(&memory, &chunks[..], 1).expect("a log");
+        assert!(recovery.pins().is_pinned(0));
+        let batch = recovery.plan(&chunks[..], Limits::default()).expect("no damage").expect("records");
+        assert!(recovery.retire(&batch) && !recovery.pins().is_pinned(0));
+        assert_eq!(batch.references, [reference]);
     }
 }

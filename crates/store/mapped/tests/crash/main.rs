@@ -6,7 +6,9 @@
 #![allow(clippy::cast_possible_truncation, reason = "64-bit machines")]
 
 mod files;
+mod hostile;
 mod memory;
+mod program;
 mod system;
 
 use std::collections::BTreeSet;
@@ -75,9 +77,9 @@ fn mutations(sites: &BTreeSet<Site>) -> Vec<Mutation> {
 
 #[test]
 fn every_violation_of_the_ordering_rules_is_found() {
-    const MAX_STATES: usize = 60_000;
+    const MAX_STATES: usize = 200_000;
     let mut sites = BTreeSet::new();
-    let (_, result) = search(None, Crashes::All, 5_000, &mut sites);
+    let (_, result) = search(None, Crashes::All, 20_000, &mut sites);
     result.unwrap_or_else(|why| panic!("{why}"));
     let mut missed = Vec::new();
     let all = mutations(&sites);

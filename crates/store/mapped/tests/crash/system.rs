@@ -4,33 +4,32 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use uncopy_mapped::chunks::{Pins, load};
+use uncopy_mapped::chunks::load;
 use uncopy_mapped::digest::{Digester, Limits};
-use uncopy_mapped::layout::{FileId, Identity, Superblock, Unreadable};
-use uncopy_mapped::log::{EmptyLog, Log, Part};
-use uncopy_mapped::overlay::Overlay;
+use uncopy_mapped::layout::{Superblock, Unreadable};
+use uncopy_mapped::log::{EmptyLog, Log};
 use uncopy_mapped::plan::FilePlan;
 use uncopy_mapped::reader::Reader;
-use uncopy_mapped::record::Reference;
 use uncopy_mapped::recovery::Recovery;
 
-use crate::files::{Operation, Promise, SimFile};
+use crate::files::{Promise, SimFile};
 use crate::memory::{Cells, Kept, Mutation, Random, Region, Sim, Site};
+use crate::program::Writer;
 
 pub const FILES: usize = 3;
-const ORIGINS: [u64; FILES] = [0, 0, 5 << 30];
-const ENTRIES: u32 = 5;
+pub const ORIGINS: [u64; FILES] = [0, 0, 5 << 30];
+pub const ENTRIES: u32 = 5;
 const RING_BYTES: usize = 8 << 10;
-const CHUNKS: usize = 5;
-const CHUNK_BYTES: usize = 512;
-const MAX_FILE_BYTES: usize = 3000;
+pub const CHUNKS: usize = 5;
+pub const CHUNK_BYTES: usize = 512;
+pub const MAX_FILE_BYTES: usize = 3000;
 
 pub const fn superblock(log: u64) -> Superblock {
     let len_bytes = Superblock::min_len_bytes(ENTRIES) - 4096 + RING_BYTES as u64;
     Superblock { log, machine: 1, len_bytes, entries: ENTRIES }
 }
 
-const LOG_BYTES: usize = superblock(1).len_bytes as usize;
+pub const LOG_BYTES: usize = superblock(1).len_bytes as usize;
 pub const MEMORY_BYTES: usize = LOG_BYTES + CHUNKS * CHUNK_BYTES;
 
 /// Kinds of crashes that are tried.
@@ -66,15 +65,15 @@ impl Search {
         })
     }
 
-    fn below(&self, limit: usize) -> usize {
+    pub fn below(&self, limit: usize) -> usize {
         self.random.borrow_mut().below(limit)
     }
 
-    fn one_in(&self, chances: usize) -> bool {
+    pub fn one_in(&self, chances: usize) -> bool {
         self.random.borrow_mut().one_in(chances)
     }
 
-    fn bytes(&self, len: usize) -> Vec<u8> {
+    pub fn bytes(&self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.random.borrow_mut().word() as u8 | 1).collect()
     }
 }
@@ -89,41 +88,24 @@ struct World {
     is_kill: bool,
 }
 
-/// State of the program.
-struct Writer {
-    log: Log<Region>,
-    pins: Pins,
-    files: Vec<Tracked>,
-}
-
-/// Bytes of a part of a write, and where they lie in a chunk.
-type OwnedPart = (Vec<u8>, Option<Reference>);
-
-struct Tracked {
-    id: Option<FileId>,
-    overlay: Overlay,
-}
-
 /// A machine with everything that runs on it.
 pub struct Machine {
-    search: Rc<Search>,
-    memory: Region,
-    chunks: Vec<Region>,
-    files: RefCell<Vec<SimFile>>,
-    promises: RefCell<Vec<Promise>>,
+    pub search: Rc<Search>,
+    pub memory: Region,
+    pub chunks: Vec<Region>,
+    pub files: RefCell<Vec<SimFile>>,
+    pub promises: RefCell<Vec<Promise>>,
     boot: u64,
     is_kill: Cell<bool>,
-    writer: RefCell<Option<Writer>>,
-    digester: RefCell<Option<Digester<Region>>>,
+    pub writer: RefCell<Option<Writer>>,
+    pub digester: RefCell<Option<Digester<Region>>>,
+    /// File that the log is giving up, which the program does not touch meanwhile.
+    pub leaving: Cell<Option<usize>>,
     /// Whether the log was being made: it may be missing.
     is_creating: Cell<bool>,
     /// Number of crashes before this machine's.
     depth: usize,
     nested: Cell<usize>,
-}
-
-fn identity(file: usize) -> Identity {
-    Identity { device: 1, inode: file as u64, generation: 7, path: vec![b'a' + file as u8; 10 + 60 * file] }
 }
 
 impl Machine {
@@ -140,6 +122,7 @@ impl Machine {
             is_kill: Cell::new(world.is_kill),
             writer: RefCell::new(None),
             digester: RefCell::new(None),
+            leaving: Cell::new(None),
             is_creating: Cell::new(false),
             depth,
             nested: Cell::new(0),
@@ -153,15 +136,15 @@ impl Machine {
         machine
     }
 
-    fn failed(&self) -> bool {
+    pub fn failed(&self) -> bool {
         self.search.error.borrow().is_some()
     }
 
-    fn fail(&self, why: String) {
+    pub fn fail(&self, why: String) {
         self.search.error.borrow_mut().get_or_insert(why);
     }
 
-    fn note(&self, result: Result<(), String>) {
+    pub fn note(&self, result: Result<(), String>) {
         if let Err(why) = result {
             self.fail(why);
         }
@@ -249,7 +232,7 @@ impl Machine {
         }
     }
 
-    fn carry_out(&self, plans: &[FilePlan]) -> Result<(), String> {
+    pub fn carry_out(&self, plans: &[FilePlan]) -> Result<(), String> {
         let numbers = || plans.iter().map(|plan| plan.identity.inode as usize);
         if let Some(number) = numbers().find(|number| *number >= FILES) {
             return Err(format!("a plan for file {number}"));
@@ -282,14 +265,15 @@ impl Machine {
         Ok(())
     }
 
-    fn limits(&self) -> Limits {
+    pub fn limits(&self) -> Limits {
         Limits { extents: 1 + self.search.below(30), bytes: 1 + self.search.below(RING_BYTES) as u64 }
     }
 
     /// Recovers the log, and checks the files.
     fn recover(&self) -> Result<EmptyLog<Region>, String> {
         let chunks = &self.chunks[..];
-        let mut recovery = Recovery::open(self.memory.clone(), chunks, self.boot).map_err(|why| why.to_string())?;
+        let mut recovery =
+            Recovery::open(self.memory.clone(), chunks, self.boot).map_err(|why| why.to_string())?;
         // Each batch has at least a line.
         for _ in 0..=RING_BYTES / 64 {
             let batch = recovery.plan(chunks, self.limits()).map_err(|why| why.to_string())?;
@@ -302,113 +286,12 @@ impl Machine {
         let log = recovery.finish().map_err(|_| "records are left")?;
         self.is_creating.set(false);
         self.memory.sim.step();
-        for (number, (file, promise)) in self.files.borrow().iter().zip(&*self.promises.borrow()).enumerate() {
+        for (number, (file, promise)) in self.files.borrow().iter().zip(&*self.promises.borrow()).enumerate()
+        {
             let required = if self.is_kill.get() { promise.returned } else { 0 };
             promise.check(&file.cached, required).map_err(|why| format!("file {number}: {why}"))?;
         }
         Ok(log)
-    }
-
-    fn writer_step(&self) {
-        let Ok(mut writer) = self.writer.try_borrow_mut() else { return };
-        let Some(writer) = writer.as_mut() else { return };
-        let number = self.search.below(FILES);
-        let Some(id) = writer.files[number].id else {
-            if let Ok(id) = writer.log.register(&identity(number)) {
-                let size = self.files.borrow()[number].cached.len() as u64 + ORIGINS[number];
-                writer.files[number] = Tracked { id: Some(id), overlay: Overlay::new(size) };
-            }
-            return;
-        };
-        match self.search.below(10) {
-            0..=5 => self.append(writer, number, id),
-            6 => self.resize(writer, number, id),
-            7 | 8 => {
-                if writer.log.sync(id).is_err() {
-                    self.fail("a sync".into());
-                }
-                self.promises.borrow_mut()[number].settle();
-            }
-            _ => {
-                writer.log.commit();
-                self.promises.borrow_mut().iter_mut().for_each(Promise::settle);
-            }
-        }
-        let tail = writer.log.release();
-        while writer.pins.release(tail).is_some() {}
-    }
-
-    /// Begins an operation: it may be found after a crash from now on.
-    fn begin(&self, number: usize, operation: Operation) {
-        self.promises.borrow_mut()[number].operations.push(operation);
-    }
-
-    /// Ends an operation that returned, or one that failed and must have no effect.
-    fn end(&self, number: usize, is_done: bool) {
-        let promise = &mut self.promises.borrow_mut()[number];
-        if is_done {
-            promise.returned += 1;
-        } else {
-            promise.operations.pop();
-        }
-    }
-
-    fn append(&self, writer: &mut Writer, number: usize, id: FileId) {
-        let size = (writer.files[number].overlay.size() - ORIGINS[number]) as usize;
-        let at = if self.search.one_in(3) { self.search.below(size + 100) } else { size };
-        let mut owned: Vec<OwnedPart> = Vec::new();
-        for _ in 0..if self.search.one_in(8) { 6 } else { 1 + self.search.below(2) } {
-            let part = if self.search.one_in(3) { self.fill_chunk(writer, &owned) } else { None };
-            owned.push(part.unwrap_or_else(|| {
-                let len = self.search.below(if self.search.one_in(4) { 700 } else { 120 });
-                (self.search.bytes(len), None)
-            }));
-        }
-        let written: Vec<u8> = owned.iter().flat_map(|(bytes, _)| bytes).copied().collect();
-        if at + written.len() > MAX_FILE_BYTES {
-            return self.resize(writer, number, id);
-        }
-        let mut parts = Vec::new();
-        for (bytes, reference) in &owned {
-            parts.push(reference.map_or(Part::Bytes(bytes), Part::Reference));
-        }
-        let (offset, len) = (ORIGINS[number] + at as u64, written.len() as u64);
-        if written.is_empty() {
-            return;
-        }
-        self.begin(number, Operation::Write(at, written));
-        let end = writer.log.append(&self.chunks[..], id, offset, &parts);
-        self.end(number, end.is_ok());
-        if let Ok(end) = end {
-            writer.files[number].overlay.write(offset, len, end);
-            writer.pins.pin(end, owned.iter().filter_map(|(_, reference)| *reference));
-        }
-    }
-
-    /// Fills a chunk that neither a record nor `parts` refer to, and refers to a part of it.
-    fn fill_chunk(&self, writer: &Writer, parts: &[OwnedPart]) -> Option<OwnedPart> {
-        let chunk = self.search.below(CHUNKS);
-        let reuses = self.search.mutation == Some(Mutation::ReuseChunks);
-        let is_part = |(_, part): &OwnedPart| part.is_some_and(|part| part.chunk == chunk as u32);
-        if (writer.pins.is_pinned(chunk as u32) && !reuses) || parts.iter().any(is_part) {
-            return None;
-        }
-        let (at, len) = (self.search.below(300), 1 + self.search.below(200));
-        let bytes = self.search.bytes(len);
-        // The bytes were received into the chunk: by a copy of the kernel, which flushes nothing.
-        self.memory.sim.cells.borrow_mut().receive(self.chunks[chunk].base + at, &bytes);
-        Some((bytes, Some(Reference { chunk: chunk as u32, at: at as u64, len_bytes: len as u32 })))
-    }
-
-    fn resize(&self, writer: &mut Writer, number: usize, id: FileId) {
-        let len = self.search.below(if self.search.one_in(2) { 200 } else { 2000 });
-        let size = ORIGINS[number] + len as u64;
-        self.begin(number, Operation::Resize(len));
-        let end = writer.log.resize(id, size);
-        self.end(number, end.is_ok());
-        if let Ok(end) = end {
-            writer.files[number].overlay.resize(size, end);
-        }
     }
 
     fn digester_step(&self) {
@@ -422,72 +305,15 @@ impl Machine {
         self.note(result);
     }
 
-    /// Digests one file. It leaves the log and another program changes it, or it continues under a new registration.
-    fn digest_file(&self) {
-        let (old, number, leaves) = {
-            let mut writer = self.writer.borrow_mut();
-            let Some(writer) = writer.as_mut() else { return };
-            let number = self.search.below(FILES);
-            let leaves = self.search.one_in(2);
-            let Some(old) = writer.files[number].id else { return };
-            writer.files[number].id = None;
-            writer.log.commit();
-            self.promises.borrow_mut().iter_mut().for_each(Promise::settle);
-            if !leaves {
-                let Ok(new) = writer.log.register(&identity(number)) else {
-                    writer.files[number].id = Some(old);
-                    return;
-                };
-                writer.files[number].id = Some(new);
-            }
-            (old, number, leaves)
-        };
-        let mut digester = self.digester.borrow_mut();
-        let Some(digester) = digester.as_mut() else { return };
-        let mut from = None;
-        loop {
-            let batch = match digester.plan_file(&self.chunks[..], old, from, self.limits()) {
-                Ok(batch) => batch,
-                Err(why) => return self.fail(why.to_string()),
-            };
-            self.note(self.carry_out(batch.plan.as_slice()));
-            from = Some(batch.through);
-            if batch.is_last || self.failed() {
-                break;
-            }
-        }
-        if !digester.forget(old) {
-            return self.fail("the file was not forgotten".into());
-        }
-        if let Some(writer) = self.writer.borrow_mut().as_mut() {
-            writer.log.leave(old);
-        }
-        if leaves && self.writer.borrow().as_ref().is_some_and(|writer| writer.files[number].id.is_none()) {
-            let found = self.files.borrow()[number].cached.clone();
-            self.note(self.promises.borrow()[number].check(&found, 0));
-            self.change_outside(number);
-        }
-    }
-
-    /// Lets another program change a file that has no records.
-    fn change_outside(&self, number: usize) {
-        let bytes = self.search.bytes(self.search.below(600));
-        self.promises.borrow_mut()[number] = Promise { base: bytes.clone(), ..Promise::default() };
-        self.files.borrow_mut()[number].set(bytes);
-        self.memory.sim.step();
-    }
-
     /// Attaches a writer and a digester, and lets them run.
     fn run(&self, log: EmptyLog<Region>, steps: usize) {
         self.is_kill.set(true);
         let log = Log::attach(log, self.boot, 1);
-        let untracked = || Tracked { id: None, overlay: Overlay::new(0) };
-        let files = (0..FILES).map(|_| untracked()).collect();
         match Digester::open(Region { thread: 1, ..self.memory.clone() }) {
             Ok(digester) => *self.digester.borrow_mut() = Some(digester),
             Err(why) => self.fail(why.to_string()),
         }
-        *self.writer.borrow_mut() = Some(Writer { log, pins: Pins::new(), files });
+        *self.writer.borrow_mut() = Some(Writer::new(log));
         for _ in 0..steps {
             if self.failed() {
                 return;
@@ -510,11 +336,22 @@ impl Machine {
     }
 }
 
+/// Returns the memory of a killed program.
+pub fn killed_memory(seed: u64) -> Cells {
+    let search = Search::new(seed, None, Crashes::Kills);
+    let files: Vec<SimFile> = ORIGINS.into_iter().map(|origin| SimFile::new(origin, Vec::new())).collect();
+    let world = World { cells: Cells::new(MEMORY_BYTES), files, boot: 1, is_kill: false };
+    let machine = Machine::new(&search, world, vec![Promise::default(); FILES], 0);
+    machine.memory.sim.set_hook(None);
+    let log = machine.create().expect("a log");
+    machine.run(log, 60);
+    machine.memory.sim.cells.borrow().after_kill()
+}
+
 /// Simulates a log through several crashes.
 pub fn live(search: &Rc<Search>, lives: usize, max_steps: usize) -> Result<(), String> {
-    let promises: Vec<Promise> = (0..FILES)
-        .map(|_| Promise { base: search.bytes(search.below(200)), ..Promise::default() })
-        .collect();
+    let promises: Vec<Promise> =
+        (0..FILES).map(|_| Promise { base: search.bytes(search.below(200)), ..Promise::default() }).collect();
     let files = ORIGINS.into_iter().zip(&promises);
     let files = files.map(|(origin, promise)| SimFile::new(origin, promise.base.clone())).collect();
     let mut cells = Cells::new(MEMORY_BYTES);
