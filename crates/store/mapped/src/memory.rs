@@ -23,8 +23,8 @@ pub const LINE_BYTES: usize = 64;
 /// Byte-addressable memory that survives power loss, once stores were flushed and fenced.
 ///
 /// Positions are byte offsets from the beginning of the memory. Stores by different threads must be serialised by
-/// the caller. Implementations mark flushes, fences and word stores `#[track_caller]`, so that a simulated memory
-/// can tell the call sites apart and omit each in turn.
+/// the caller. Stores, flushes and fences are `#[track_caller]`, so that a simulated memory can tell the call sites
+/// apart and omit each in turn.
 ///
 /// # Panics
 /// All methods may panic if a range is not within the memory. This crate validates every position that it reads

@@ -83,6 +83,7 @@ fn every_violation_of_the_ordering_rules_is_found() {
     result.unwrap_or_else(|why| panic!("{why}"));
     let mut missed = Vec::new();
     let all = mutations(&sites);
+    assert!(all.len() > 45, "{} mutations: the run misses parts of the code", all.len());
     for mutation in &all {
         let (states, result) = search(Some(*mutation), Crashes::All, MAX_STATES, &mut BTreeSet::new());
         match result {

@@ -89,6 +89,8 @@ pub enum Kept {
     Lines(u64),
     /// Each line with its latest values, or not at all.
     AnyLines,
+    /// The first word of each line, or all others.
+    FirstWords(bool),
     /// Each word with any of its values; words that were not stored as one may be torn.
     AnyWords,
 }
@@ -162,7 +164,12 @@ impl Cells {
                 value
             } else {
                 let line = lines.binary_search(&(at / LINE_BYTES)).expect("a pending line");
-                let Some(last) = values.last().filter(|_| keeps[line]) else { continue };
+                let keeps = match kept {
+                    // The first word of a record is its commit word.
+                    Kept::FirstWords(keeps) => at.is_multiple_of(LINE_BYTES) == *keeps,
+                    _ => keeps[line],
+                };
+                let Some(last) = values.last().filter(|_| keeps) else { continue };
                 last.value
             };
             persistent[*at..at + WORD].copy_from_slice(&value);

@@ -101,17 +101,27 @@ impl Machine {
         }
     }
 
-    fn append(&self, writer: &mut Writer, number: usize, id: FileId) {
-        let size = (writer.files[number].overlay.size() - ORIGINS[number]) as usize;
-        let at = if self.search.one_in(3) { self.search.below(size + 100) } else { size };
-        let mut owned: Vec<OwnedPart> = Vec::new();
+    /// Returns the parts of the next write.
+    fn parts(&self, writer: &Writer) -> Vec<OwnedPart> {
+        if self.search.is_uniform {
+            // Records of 256 bytes begin where older ones did.
+            return vec![(self.search.bytes(192), None)];
+        }
+        let mut parts = Vec::new();
         for _ in 0..if self.search.one_in(8) { 6 } else { 1 + self.search.below(2) } {
-            let part = if self.search.one_in(3) { self.fill_chunk(writer, &owned) } else { None };
-            owned.push(part.unwrap_or_else(|| {
+            let part = if self.search.one_in(3) { self.fill_chunk(writer, &parts) } else { None };
+            parts.push(part.unwrap_or_else(|| {
                 let len = self.search.below(if self.search.one_in(4) { 700 } else { 120 });
                 (self.search.bytes(len), None)
             }));
         }
+        parts
+    }
+
+    fn append(&self, writer: &mut Writer, number: usize, id: FileId) {
+        let size = (writer.files[number].overlay.size() - ORIGINS[number]) as usize;
+        let at = if self.search.one_in(3) { self.search.below(size + 100) } else { size };
+        let owned = self.parts(writer);
         let written: Vec<u8> = owned.iter().flat_map(|(bytes, _)| bytes).copied().collect();
         if at + written.len() > MAX_FILE_BYTES {
             return self.resize(writer, number, id);

@@ -47,6 +47,8 @@ pub struct Search {
     pub mutation: Option<Mutation>,
     pub sites: Rc<RefCell<BTreeSet<Site>>>,
     pub crashes: Crashes,
+    /// Whether all writes have the same length.
+    pub is_uniform: bool,
     /// Number of crash states checked.
     pub states: Cell<usize>,
     pub random: RefCell<Random>,
@@ -59,6 +61,7 @@ impl Search {
             mutation,
             sites: Rc::default(),
             crashes,
+            is_uniform: seed % 4 == 3,
             states: Cell::new(0),
             random: RefCell::new(Random::new(seed)),
             error: RefCell::new(None),
@@ -162,7 +165,7 @@ impl Machine {
             return;
         }
         let chances = match (self.depth, self.is_creating.get()) {
-            (_, true) => 2,
+            (_, true) => 1,
             (0, _) => 3,
             _ => 24,
         };
@@ -209,13 +212,14 @@ impl Machine {
     }
 
     fn crashed(&self) -> World {
-        let kind = self.search.below(6);
+        let kind = self.search.below(7);
         if kind < 2 || self.search.crashes == Crashes::Kills {
             return self.killed();
         }
         self.after_power_loss(&match kind {
             2 => Kept::AnyWords,
-            3 => Kept::Lines([0, u64::MAX][self.search.below(2)]),
+            3 => Kept::FirstWords(self.search.one_in(2)),
+            4 => Kept::Lines([0, u64::MAX][self.search.below(2)]),
             _ => Kept::AnyLines,
         })
     }
@@ -362,7 +366,7 @@ pub fn live(search: &Rc<Search>, lives: usize, max_steps: usize) -> Result<(), S
     let world = World { cells, files, boot: 1, is_kill: false };
     let mut machine = Machine::new(search, world, promises, 0);
     let mut log = machine.create()?;
-    for life in 0..lives {
+    for _ in 0..lives {
         let steps = 1 + search.below(max_steps);
         machine.run(log, steps);
         let world = machine.crashed();
@@ -378,7 +382,7 @@ pub fn live(search: &Rc<Search>, lives: usize, max_steps: usize) -> Result<(), S
                 machine.change_outside(number);
             }
         }
-        if life % 2 == 1 && search.one_in(2) {
+        if search.one_in(2) {
             log = machine.create()?;
         }
         if let Some(why) = search.error.borrow().clone() {
