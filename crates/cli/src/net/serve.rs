@@ -13,6 +13,9 @@ use uncopy_netd::service::Service;
 use uncopy_netd::settings::Settings;
 use uncopy_tcp::config::{CongestionControl, Ecn};
 
+/// Reason why an option has a value even if the user gives none.
+const HAS_DEFAULT: &str = "the option has a default in `args`";
+
 /// Serves until a signal ends the process.
 pub fn main(matches: &ArgMatches) -> u8 {
     let ethernet = matches.get_one::<(String, u32)>(args::XDP).cloned();
@@ -50,7 +53,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         output::print_message(format_args!("{}: {}", Quoted(control.as_os_str()), Reason(&error)));
         return EXIT_FAILURE;
     }
-    let mtu_bytes = usize::from(matches.get_one::<u16>(args::MTU).copied().unwrap_or_default());
+    let mtu_bytes = usize::from(*matches.get_one::<u16>(args::MTU).expect(HAS_DEFAULT));
     let pcap = matches.get_one::<OsString>(args::PCAP).map(PathBuf::from);
     let opened = match &ethernet {
         Some((interface, queue)) => device::open_xdp(interface, *queue, &prefixes, &peers, pcap.as_deref()),
@@ -75,7 +78,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     }
     // Each connection takes a descriptor.
     os::raise_descriptor_limit();
-    let service = match Service::begin(settings(matches, &control, &prefixes), link) {
+    let service = match Service::begin(service_settings(matches, &control, &prefixes), link) {
         Ok(service) => service,
         Err(error) => {
             print_control_error(&control, &error);
@@ -110,24 +113,25 @@ pub fn main(matches: &ArgMatches) -> u8 {
 }
 
 /// Returns the service's settings from the command line.
-fn settings(matches: &ArgMatches, control: &Path, prefixes: &[Prefix]) -> Settings {
-    let has_value = |id, word| matches.get_one::<String>(id).is_some_and(|value| value == word);
-    let memory_bytes = matches.get_one::<u64>(args::MEMORY).and_then(|bytes| usize::try_from(*bytes).ok());
+fn service_settings(matches: &ArgMatches, control: &Path, prefixes: &[Prefix]) -> Settings {
+    let value = |id| matches.get_one::<String>(id).expect(HAS_DEFAULT).as_str();
+    let memory_bytes = *matches.get_one::<u64>(args::MEMORY).expect(HAS_DEFAULT);
     Settings {
         control: control.to_owned(),
         prefixes: prefixes.to_vec(),
-        makes_api_copies: has_value(args::API_COPIES, "make"),
-        memory_bytes: memory_bytes.unwrap_or_default(),
+        makes_api_copies: value(args::API_COPIES) == "make",
+        memory_bytes: usize::try_from(memory_bytes).expect("at most 64 GiB"),
         max_connections: uncopy_net::state_table::MAX_CONNECTIONS,
-        congestion_control: if has_value(args::CONGESTION, "newreno") {
-            CongestionControl::NewReno
-        } else {
-            CongestionControl::Cubic
+        congestion_control: match value(args::CONGESTION) {
+            "newreno" => CongestionControl::NewReno,
+            "cubic" => CongestionControl::Cubic,
+            other => unreachable!("`args` allows no congestion control {other}"),
         },
-        ecn: match matches.get_one::<String>(args::ECN).map(String::as_str) {
-            Some("off") => Ecn::Off,
-            Some("request") => Ecn::Requested,
-            _ => Ecn::Accepted,
+        ecn: match value(args::ECN) {
+            "off" => Ecn::Off,
+            "request" => Ecn::Requested,
+            "accept" => Ecn::Accepted,
+            other => unreachable!("`args` allows no ECN mode {other}"),
         },
     }
 }

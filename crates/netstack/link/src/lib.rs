@@ -110,7 +110,7 @@ pub struct Counters {
     pub received: Traffic,
     /// Packets accepted by [`Link::send`].
     pub sent: Traffic,
-    /// Packets dropped: truncated, not IP, or longer than the buffer.
+    /// Packets dropped as [`packet::Validity::Malformed`], or because they were longer than the buffer.
     pub malformed: u64,
     /// Packets dropped because of a wrong checksum.
     pub bad_checksums: u64,

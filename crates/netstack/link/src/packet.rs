@@ -67,11 +67,11 @@ impl Layout {
 /// Result of validating a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
-    /// Complete, and no checksum is wrong.
+    /// Complete, and no verified checksum is wrong.
     Valid,
-    /// Not IP, or truncated.
+    /// Not IP, an invalid IP header, or truncated.
     Malformed,
-    /// At least one checksum is wrong.
+    /// At least one verified checksum is wrong.
     BadChecksum,
 }
 

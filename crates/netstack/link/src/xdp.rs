@@ -5,8 +5,9 @@
 //!                           └── all others ─────► kernel
 //! ```
 //!
-//! There are no super-packets or offloads: every checksum is computed and verified here. The
-//! program stays attached as long as the [`Xdp`] exists, and is detached however the process ends.
+//! There are no super-packets and no offloads: TCP checksums are computed in software, and IPv4, TCP and ICMP
+//! checksums are verified in software ([`validate`]). The XDP program stays attached as long as the [`Xdp`]
+//! exists, and is detached however the process ends.
 #![allow(unsafe_code)]
 
 pub mod frames;
@@ -261,8 +262,8 @@ impl Xdp {
         })
     }
 
-    /// Checks whether the device still exists, if any device has changed.
-    fn verify(&self) -> io::Result<()> {
+    /// Fails if the device is gone; asks only after a device has changed.
+    fn check_device(&self) -> io::Result<()> {
         let mut room = [0; 64];
         let mut has_changed = false;
         // NOBUFS: more changes than the socket's buffer holds.
@@ -318,14 +319,14 @@ impl Link for Xdp {
             });
             if !out.is_empty() {
                 self.enqueue(out);
-                // Errors recur in `verify` or in the next `send`.
+                // Errors recur in `check_device` or in the next `send`.
                 let _ = self.socket.kick();
             }
             match received {
                 Some(Some(packet_bytes)) => return Ok(Some(packet_bytes)),
                 Some(None) => {}
                 None => {
-                    self.verify()?;
+                    self.check_device()?;
                     return Ok(None);
                 }
             }

@@ -25,9 +25,6 @@ pub struct Settings {
     pub ecn: Ecn,
 }
 
-/// Default size of shared memory, in bytes.
-pub const MEMORY_BYTES: usize = 256 << 20;
-
 /// Returns the TCP configuration for a link and an address family.
 pub(crate) fn config(link: &dyn Link, settings: &Settings, is_v6: bool) -> Config {
     // Fixed headers of IP and TCP. Timestamps take 12 more bytes.

@@ -3,7 +3,7 @@
 
 use crate::classes::{Class, StepSum};
 use crate::flow::Flow;
-use crate::model::{Call, ExampleStep, Object, Operation, Site, Step};
+use crate::model::{Call, ExampleStep, Object, OperationClass, Site, Step};
 use std::collections::HashMap;
 use uncopy_core::recording::Function;
 
@@ -27,7 +27,12 @@ struct Merged {
 /// Merges the classes of all processes and returns them, most bytes moved first. `local` maps each flow's
 /// site numbers to indices of `sites`.
 #[must_use]
-pub fn operations(flows: &[&Flow], local: &[Vec<usize>], leaves: &[Leaf], sites: &[Site]) -> Vec<Operation> {
+pub fn operations(
+    flows: &[&Flow],
+    local: &[Vec<usize>],
+    leaves: &[Leaf],
+    sites: &[Site],
+) -> Vec<OperationClass> {
     let mut merged: Vec<Merged> = Vec::new();
     let mut by_key: HashMap<(Object, Vec<StepKey>), usize> = HashMap::new();
     for (flow, numbers) in flows.iter().zip(local) {
@@ -60,7 +65,7 @@ pub fn operations(flows: &[&Flow], local: &[Vec<usize>], leaves: &[Leaf], sites:
             by_key.insert(key, merged.len() - 1);
         }
     }
-    let mut operations: Vec<(u64, Operation)> = merged
+    let mut operations: Vec<(u64, OperationClass)> = merged
         .iter()
         .map(|merged| {
             let moved: u64 = merged.class.steps.iter().map(|step| step.bytes).sum();
@@ -98,7 +103,7 @@ fn passes(step_bytes: f64, bytes_each: f64) -> u32 {
 struct ChainBuilder<'a> {
     merged: &'a Merged,
     sites: &'a [Site],
-    operation: Operation,
+    operation: OperationClass,
     /// Number of the buffer that each step so far leaves the bytes in.
     buffers: Vec<usize>,
     next_buffer: usize,
@@ -200,7 +205,7 @@ impl ChainBuilder<'_> {
         });
     }
 
-    fn finish(self) -> Operation {
+    fn finish(self) -> OperationClass {
         let Self { mut operation, outputs, moved_bytes, .. } = self;
         let bytes_each = operation.bytes_each;
         operation.copies_at_io_stack = outputs.iter().map(|(_, bytes)| passes(*bytes, bytes_each)).sum();
@@ -212,7 +217,7 @@ impl ChainBuilder<'_> {
     }
 }
 
-fn operation(merged: &Merged, sites: &[Site]) -> Operation {
+fn operation(merged: &Merged, sites: &[Site]) -> OperationClass {
     let class = &merged.class;
     let example = class.example.iter().map(|call| ExampleStep {
         step: usize::from(call.step),
@@ -221,12 +226,12 @@ fn operation(merged: &Merged, sites: &[Site]) -> Operation {
         shift: call.shift,
         thread: call.thread,
     });
-    let operation = Operation {
+    let operation = OperationClass {
         from: class.from,
         count: class.count,
         bytes_each: class.bytes as f64 / class.count.max(1) as f64,
         example: example.collect(),
-        ..Operation::default()
+        ..OperationClass::default()
     };
     let mut builder = ChainBuilder {
         merged,

@@ -6,7 +6,7 @@
 mod text;
 
 use crate::format::{bytes, percent};
-use crate::model::{Call, Operation, Profile, Site};
+use crate::model::{Call, OperationClass, Profile, Site};
 use crate::verdict::program_name;
 use serde::Serialize;
 use std::cmp::Ordering;
@@ -146,8 +146,9 @@ fn amount(site: &Site, profile: &Profile) -> Amount {
     Amount { calls: site.events, bytes: site.bytes, cpu_share: share(site.ns as f64, profile) }
 }
 
-/// Returns the copies of a class. A site's time is divided among its operations in proportion to bytes.
-fn copied(operation: &Operation, profile: &Profile) -> Amount {
+/// Returns how much the operations of a class copied in total. A site's time is divided among its operations in
+/// proportion to bytes.
+fn chain_amount(operation: &OperationClass, profile: &Profile) -> Amount {
     let mut copied = Amount { calls: operation.count, ..Amount::default() };
     for step in &operation.steps {
         let site = &profile.sites[step.site];
@@ -271,7 +272,7 @@ impl Diff {
                 let calls: Vec<String> = calls.collect();
                 let key = format!("{}: {}", operation.name, places.join("\n"));
                 let name = format!("{}: {}", operation.name, calls.join(", "));
-                add(&mut chains, key, name, None, select, copied(operation, profile));
+                add(&mut chains, key, name, None, select, chain_amount(operation, profile));
             }
         }
         Ok(Self {

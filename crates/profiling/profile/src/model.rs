@@ -50,7 +50,7 @@ pub struct Profile {
     /// Bytes that flowed between sites.
     pub flows: Vec<Flow>,
     /// Classes of operations, most bytes first.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<OperationClass>,
     /// Predicted effect of eliding.
     pub prediction: Prediction,
     /// Measurements that the program made itself before the recording began. Empty if the program was started
@@ -285,7 +285,7 @@ pub struct Flow {
 
 /// A class of operations: the same inputs, copies and outputs in the same order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Operation {
+pub struct OperationClass {
     /// Name such as `socket → file`.
     pub name: String,
     /// Origin of the bytes; `memory` if no input was recorded.
@@ -328,7 +328,7 @@ pub struct Step {
     pub shift: Option<i64>,
     /// Mean calls per operation.
     pub calls_each: f64,
-    /// Mean bytes per operation.
+    /// Mean bytes of the step per operation.
     pub bytes: f64,
     /// Fraction of the time of all steps of the class, 0 to 1. Inputs include waiting time.
     pub share: f64,

@@ -2,7 +2,7 @@
 //! and why, and the command to try next.
 
 use crate::format::{bytes, duration, one_line, percent};
-use crate::model::{Call, Operation, Profile, Site, Step};
+use crate::model::{Call, OperationClass, Profile, Site, Step};
 use crate::verdict::{Benefit, program_name, verdict};
 use std::fmt::Write as _;
 
@@ -41,8 +41,8 @@ pub fn report(profile: &Profile, file: &str, width: usize) -> String {
 }
 
 /// Returns the significant classes, most bytes moved first.
-fn shown(profile: &Profile) -> Vec<&Operation> {
-    let moved = |operation: &Operation| {
+fn shown(profile: &Profile) -> Vec<&OperationClass> {
+    let moved = |operation: &OperationClass| {
         operation.count as f64 * operation.steps.iter().map(|step| step.bytes).sum::<f64>()
     };
     let all: f64 = profile.operations.iter().map(moved).sum();
@@ -57,8 +57,9 @@ pub fn sentence(profile: &Profile) -> String {
     let shown = shown(profile);
     // Pick the class with the most copied bytes; on a tie, such as no copies at all, the one that moves the most: `max_by_key` returns
     // the last of equal elements.
-    let copied =
-        |operation: &&&Operation| round(operation.moves_each * operation.bytes_each * operation.count as f64);
+    let copied = |operation: &&&OperationClass| {
+        round(operation.moves_each * operation.bytes_each * operation.count as f64)
+    };
     let Some(main) = shown.iter().rev().max_by_key(copied) else {
         return format!("{program} moved nothing of {least} or more between memory, sockets and files.");
     };
@@ -94,7 +95,7 @@ pub fn sentence(profile: &Profile) -> String {
 }
 
 /// Writes a chain as in zIO's Table 2.
-fn chain(text: &mut String, profile: &Profile, operation: &Operation, width: usize) {
+fn chain(text: &mut String, profile: &Profile, operation: &OperationClass, width: usize) {
     let per_second = operation.count as f64 / profile.seconds.max(1e-9);
     let heading = format!(
         "{}: {} operations of {} ({per_second:.0}/s)",
@@ -167,7 +168,7 @@ fn place(site: &Site) -> String {
 }
 
 /// Writes the counts of zIO's Table 1.
-fn counts(text: &mut String, shown: &[&Operation], others: usize) {
+fn counts(text: &mut String, shown: &[&OperationClass], others: usize) {
     let head = ["operation", "count", "bytes each", "copies in app", "at I/O stack", "elided"];
     let rows: Vec<[String; 6]> = shown
         .iter()

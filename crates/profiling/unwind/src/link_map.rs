@@ -25,8 +25,9 @@ pub struct Object {
     pub link_map: usize,
 }
 
-/// Returns the object that contains `address`. `debug` is the address of the loader's `struct r_debug`.
-pub fn find(debug: usize, address: usize) -> Option<Object> {
+/// Returns the object of the base namespace that contains `address`; those that dlmopen(3) loads elsewhere are in
+/// other lists. `debug` is the address of the loader's `struct r_debug`.
+pub fn object_in_debug_list(debug: usize, address: usize) -> Option<Object> {
     if debug == 0 {
         return None;
     }
@@ -36,7 +37,8 @@ pub fn find(debug: usize, address: usize) -> Option<Object> {
             return None;
         }
         let bias = word(link_map)?;
-        let object = if index == 0 { main_program(bias, link_map) } else { object_at(bias, bias, link_map) };
+        let object =
+            if index == 0 { main_program(bias, link_map) } else { read_object(bias, bias, link_map) };
         if let Some(object) = object.filter(|object| object.start <= address && address < object.end) {
             return Some(object);
         }
@@ -50,11 +52,11 @@ fn main_program(bias: usize, link_map: usize) -> Option<Object> {
     // SAFETY: getauxval(3) has no preconditions; it searches the vector that the kernel wrote at exec.
     let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
     let start = usize::try_from(headers).ok()?.wrapping_sub(HEADER_BYTES);
-    object_at(start, bias, link_map)
+    read_object(start, bias, link_map)
 }
 
 /// Returns the object whose ELF header is at `start`.
-fn object_at(start: usize, bias: usize, link_map: usize) -> Option<Object> {
+fn read_object(start: usize, bias: usize, link_map: usize) -> Option<Object> {
     let mut header = [0; HEADER_BYTES];
     if peek(start, &mut header) != Ok(HEADER_BYTES) || header[..4] != *b"\x7FELF" {
         return None;
@@ -103,23 +105,23 @@ mod tests {
         // are.
         let debug = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) } as usize;
         let addresses = [
-            find as *const () as usize,
+            object_in_debug_list as *const () as usize,
             libc::qsort as *const () as usize,
             libc::dlsym as *const () as usize,
         ];
         for address in addresses {
-            let listed = find(debug, address).expect("in an object");
+            let listed = object_in_debug_list(debug, address).expect("in an object");
             assert!(listed.start <= address && address < listed.end);
-            let found = crate::objects::find(address).expect("in an object");
+            let found = crate::objects::object_at(address).expect("in an object");
             assert_eq!(
                 (listed.bias, listed.eh_frame_header, listed.link_map),
                 (found.bias, found.eh_frame_header, found.link_map)
             );
         }
-        assert_eq!(find(debug, &raw const *Box::new(0) as usize), None);
-        assert_eq!(find(debug, &raw const debug as usize), None);
+        assert_eq!(object_in_debug_list(debug, &raw const *Box::new(0) as usize), None);
+        assert_eq!(object_in_debug_list(debug, &raw const debug as usize), None);
         // Addresses that are not those of a `struct r_debug`.
-        assert_eq!(find(&raw const HERE as usize, addresses[0]), None);
-        assert_eq!(find(8, addresses[0]), None);
+        assert_eq!(object_in_debug_list(&raw const HERE as usize, addresses[0]), None);
+        assert_eq!(object_in_debug_list(8, addresses[0]), None);
     }
 }

@@ -32,7 +32,7 @@ pub struct Module {
 #[must_use]
 pub fn module_at(address: usize, path: &mut [u8]) -> Option<(Module, usize)> {
     let _errno = uncopy_sys::errno::SavedErrno::new();
-    let object = objects::find(address)?;
+    let object = objects::object_at(address)?;
     let (build_id, build_id_len_bytes) = build_id(object.start, object.bias).unwrap_or_default();
     let path_len_bytes = match procmap::file_at(address, path) {
         Ok(mapping) => mapping.map_or(0, |mapping| mapping.path_len_bytes),

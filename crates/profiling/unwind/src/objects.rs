@@ -13,7 +13,8 @@ use core::mem::transmute;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_sys::peek::{peek, word};
 
-/// `struct dl_find_object` of glibc's dlfcn.h on x86-64.
+/// `struct dl_find_object` of glibc's dlfcn.h on 64-bit machines where it has neither `dlfo_eh_dbase` nor
+/// `dlfo_eh_count`, such as x86-64.
 #[repr(C)]
 struct Found {
     flags: u64,
@@ -30,7 +31,7 @@ static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 /// Address of the loader's `struct r_debug`.
 static DEBUG: AtomicUsize = AtomicUsize::new(0);
 
-/// Resolves the loader symbols that [`find`] uses. Takes the loader's locks.
+/// Resolves the loader symbols that [`object_at`] uses. Takes the loader's locks.
 pub fn init() {
     // SAFETY: dlsym(3) needs a valid handle, as RTLD_DEFAULT is, and NUL-terminated names, as C literals are.
     unsafe {
@@ -40,10 +41,11 @@ pub fn init() {
     }
 }
 
-pub fn find(address: usize) -> Option<Object> {
+/// Returns the loaded object that contains `address`. Takes no locks.
+pub fn object_at(address: usize) -> Option<Object> {
     let function = FIND_OBJECT.load(Relaxed);
     if function == 0 {
-        return link_map::find(DEBUG.load(Relaxed), address);
+        return link_map::object_in_debug_list(DEBUG.load(Relaxed), address);
     }
     // SAFETY: the nonzero address comes from dlsym("_dl_find_object"), so it is glibc's function of this
     // type.

@@ -185,7 +185,7 @@ fn read_rule(ip: usize, is_exact: bool, scratch: &mut Scratch) -> Option<Rule> {
     let _errno = uncopy_sys::errno::SavedErrno::new();
     // A call may be its function's last instruction, so the return address may belong to the next function.
     let at = if is_exact { ip } else { ip - 1 };
-    let object = objects::find(at)?;
+    let object = objects::object_at(at)?;
     let (context, bytes) = scratch.get()?;
     match objects::entry(&object, at, bytes) {
         Search::Entry(entry) => Some(tables::rule(&entry, ip, at, context)),

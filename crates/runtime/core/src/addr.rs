@@ -147,7 +147,7 @@ impl ByteRange {
 
     /// Returns the pages that hold at least one byte of the range.
     #[must_use]
-    pub const fn touched_pages(self) -> PageRange {
+    pub const fn overlapped_pages(self) -> PageRange {
         PageRange::new((self.start / PAGE_BYTES) as u32, pages_up(self.end))
     }
 
@@ -182,14 +182,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whole_pages_and_touched_pages_agree_with_counting(start in 0usize..20_000, len in 0usize..20_000) {
+        fn whole_pages_and_overlapped_pages_agree_with_counting(start in 0usize..20_000, len in 0usize..20_000) {
             let range = ByteRange::at(start, len);
             for page in 0u32..12 {
                 let bytes = ByteRange::from(PageRange::new(page, page + 1));
                 let inside = bytes.intersection(range).len();
                 prop_assert_eq!(range.whole_pages().contains(page), inside == PAGE_BYTES);
                 if len > 0 {
-                    prop_assert_eq!(range.touched_pages().contains(page), inside > 0);
+                    prop_assert_eq!(range.overlapped_pages().contains(page), inside > 0);
                 }
             }
         }

@@ -250,22 +250,21 @@ pub fn family(name: &[u8]) -> Option<&'static str> {
     FAMILIES.iter().find(|(_, marker)| marker.as_bytes() == name).map(|(family, _)| *family)
 }
 
-/// Sanitizers. They interpose on `malloc` and on system calls themselves and must be the first of a
-/// program's libraries, so their programs run without this library. Each has a name, prefixes of library
-/// file names, and a function that is defined in a program linked with it statically.
-pub const SANITIZERS: &[(&str, &[&str], &str)] = &[
-    ("AddressSanitizer", &["libasan.so", "libclang_rt.asan"], "__asan_init"),
-    ("ThreadSanitizer", &["libtsan.so", "libclang_rt.tsan"], "__tsan_init"),
-    ("LeakSanitizer", &["liblsan.so", "libclang_rt.lsan"], "__lsan_init"),
-    ("MemorySanitizer", &["libclang_rt.msan"], "__msan_init"),
-    ("HWAddressSanitizer", &["libhwasan.so", "libclang_rt.hwasan"], "__hwasan_init"),
+/// Sanitizers: name, and prefixes of library file names. They interpose on `malloc` and on system calls
+/// themselves and must be the first of a program's libraries, so their programs run without this library.
+const SANITIZERS: &[(&str, &[&str])] = &[
+    ("AddressSanitizer", &["libasan.so", "libclang_rt.asan"]),
+    ("ThreadSanitizer", &["libtsan.so", "libclang_rt.tsan"]),
+    ("LeakSanitizer", &["liblsan.so", "libclang_rt.lsan"]),
+    ("MemorySanitizer", &["libclang_rt.msan"]),
+    ("HWAddressSanitizer", &["libhwasan.so", "libclang_rt.hwasan"]),
 ];
 
 /// Returns the sanitizer whose library has this file name.
 #[must_use]
 pub fn sanitizer(file_name: &[u8]) -> Option<&'static str> {
     let matches = |prefixes: &[&str]| prefixes.iter().any(|prefix| file_name.starts_with(prefix.as_bytes()));
-    SANITIZERS.iter().find(|(_, prefixes, _)| matches(prefixes)).map(|(name, _, _)| *name)
+    SANITIZERS.iter().find(|(_, prefixes)| matches(prefixes)).map(|(name, _)| *name)
 }
 
 #[cfg(test)]

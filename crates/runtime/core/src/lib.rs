@@ -13,6 +13,7 @@ pub mod bounds;
 pub mod classes;
 pub mod extents;
 pub mod ledger;
+pub mod loader;
 pub mod options;
 #[cfg(any(test, feature = "oracles"))]
 pub mod oracles;

@@ -140,8 +140,8 @@ pub fn elided_bytes<S>(steps: &[Step<S>]) -> usize {
         .sum()
 }
 
-/// Returns the plan with the pages in `learned` copied instead of viewed. The destination touches the pages
-/// `buffer`.
+/// Returns the plan with the pages in `learned` copied instead of viewed. The destination overlaps the
+/// pages `buffer`.
 #[must_use]
 pub fn with_touched<S: Clone>(steps: Steps<S>, buffer: PageRange, learned: Learned) -> Steps<S> {
     if learned.is_empty() {

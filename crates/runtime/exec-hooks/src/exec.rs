@@ -1,6 +1,6 @@
 //! Hooks of exec, posix_spawn, system, popen and their families.
 
-use crate::successor::{self, List, Program};
+use crate::successor::{self, List, Successor};
 use core::ffi::{c_char, c_int, c_long, c_void};
 use uncopy_interpose::{before, slots};
 use uncopy_lanes_hooks as lanes;
@@ -43,48 +43,48 @@ fn own_environment() -> List {
     unsafe { (&raw const environ).read_volatile() }
 }
 
-/// Defines hooks of execve and its like: `executed!(name (arguments) program, environment => call with the
+/// Defines hooks of execve and its like: `executed!(name (arguments) successor, environment => call with the
 /// environment at its end)`.
 macro_rules! executed {
-    ($name:ident ($($argument:ident: $type:ty),* $(,)?) $before:ident, $program:expr, $environment:expr, $call:expr) => {
+    ($name:ident ($($argument:ident: $type:ty),* $(,)?) $before:ident, $successor:expr, $environment:expr, $call:expr) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
             $before();
             // SAFETY: the program's own arguments; the environment is its own, or the same without some entries.
-            unsafe { successor::with_environment($program, $environment, $call) }
+            unsafe { successor::with_environment($successor, $environment, $call) }
         }
     };
 }
 
 executed!(execve (path: Path, arguments: List, environment: List)
-before_exec, Program::Path(path), environment, |environment| EXECVE.call()(path, arguments, environment));
+before_exec, Successor::Path(path), environment, |environment| EXECVE.call()(path, arguments, environment));
 
 executed!(execv (path: Path, arguments: List)
-before_exec, Program::Path(path), own_environment(), |environment| EXECVE.call()(path, arguments, environment));
+before_exec, Successor::Path(path), own_environment(), |environment| EXECVE.call()(path, arguments, environment));
 
 executed!(execvp (file: Path, arguments: List)
-before_exec, Program::Searched(file), own_environment(), |environment| EXECVPE.call()(file, arguments, environment));
+before_exec, Successor::Searched(file), own_environment(), |environment| EXECVPE.call()(file, arguments, environment));
 
 executed!(execvpe (file: Path, arguments: List, environment: List)
-before_exec, Program::Searched(file), environment, |environment| EXECVPE.call()(file, arguments, environment));
+before_exec, Successor::Searched(file), environment, |environment| EXECVPE.call()(file, arguments, environment));
 
 executed!(fexecve (fd: ProgramFd, arguments: List, environment: List)
-before_exec, Program::Descriptor(fd), environment, |environment| FEXECVE.call()(fd, arguments, environment));
+before_exec, Successor::Descriptor(fd), environment, |environment| FEXECVE.call()(fd, arguments, environment));
 
 executed!(execveat (directory: ProgramFd, path: Path, arguments: List, environment: List, flags: c_int)
-before_exec, Program::At(directory, path), environment, |environment| {
+before_exec, Successor::At(directory, path), environment, |environment| {
     EXECVEAT.call()(directory, path, arguments, environment, flags)
 });
 
 executed!(posix_spawn
 (pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List)
-before_spawn, Program::Path(path), environment, |environment| {
+before_spawn, Successor::Path(path), environment, |environment| {
     POSIX_SPAWN.call()(pid, path, actions, attributes, arguments, environment)
 });
 
 executed!(posix_spawnp
 (pid: *mut c_int, file: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List)
-before_spawn, Program::Searched(file), environment, |environment| {
+before_spawn, Successor::Searched(file), environment, |environment| {
     POSIX_SPAWNP.call()(pid, file, actions, attributes, arguments, environment)
 });
 
@@ -95,14 +95,14 @@ pub unsafe fn before_call(number: c_long, [a, b, c, d, e]: [usize; 5]) {
     // SAFETY: the program's own arguments of execve(2) or execveat(2): null-terminated arrays and strings.
     unsafe {
         if number == libc::SYS_execve {
-            successor::with_environment(Program::Path(a as Path), c as List, |environment| {
+            successor::with_environment(Successor::Path(a as Path), c as List, |environment| {
                 if environment as usize != c {
                     execute(number, [a, b, environment as usize, 0, 0]);
                 }
             });
         } else {
             successor::with_environment(
-                Program::At(ProgramFd::of_argument(a), b as Path),
+                Successor::At(ProgramFd::of_argument(a), b as Path),
                 d as List,
                 |environment| {
                     if environment as usize != d {

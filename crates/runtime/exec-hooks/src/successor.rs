@@ -1,12 +1,13 @@
-//! The program about to be executed, and its environment. A loader other than this machine's glibc, or a sanitizer
-//! that must be first, would refuse to run with this library. Such programs get an environment without uncopy and
-//! run plainly.
+//! The program that a caller is about to execute or spawn, here called the successor, and its environment. A loader
+//! other than this machine's glibc, or a sanitizer that must be first, would refuse to run with this library. Such
+//! successors get an environment without uncopy and run plainly.
 //!
-//! This code runs between fork and exec, also in a vfork child, whose memory is its parent's: it neither allocates
+//! This code may run between fork and exec, also in a vfork child, whose memory is its parent's: it neither allocates
 //! nor locks, and all its data are on the stack. In case of doubt the environment is left unchanged.
 
 use core::ffi::{CStr, c_char};
 use uncopy_core::allocators::sanitizer;
+use uncopy_core::loader::is_glibc_loader;
 use uncopy_core::options::{INTERNAL_VARIABLES, OPTIONS};
 use uncopy_sys::descriptor::{Descriptor as _, OwnFd, ProgramFd};
 use uncopy_sys::{errno, file, readable};
@@ -15,7 +16,7 @@ use uncopy_sys::{errno, file, readable};
 pub type List = *const *const c_char;
 
 const LIBRARY: &[u8] = b"libuncopy.so";
-/// Maximum nesting of scripts as interpreters (`fs/exec.c`, `exec_binprm`).
+/// Maximum depth of scripts that name scripts as interpreters (`fs/exec.c`, `exec_binprm`).
 const MAX_SCRIPTS: usize = 5;
 /// Maximum length in bytes of a path, and of an `LD_PRELOAD` that is shortened.
 const MAX_PATH_BYTES: usize = libc::PATH_MAX as usize;
@@ -23,17 +24,17 @@ const MAX_PATH_BYTES: usize = libc::PATH_MAX as usize;
 const MAX_LINE_BYTES: usize = 256;
 /// Search path of execvp without `PATH` (glibc's `confstr(_CS_PATH)`).
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
-/// Number of a program's needed libraries that are examined: sanitizers come first.
-const MAX_NEEDED: usize = 2;
+/// Number of a successor's needed libraries that are examined: sanitizers come first.
+const EXAMINED_LIBRARIES: usize = 2;
 
 const MACHINE: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
 const HEADER_BYTES: usize = size_of::<libc::Elf64_Ehdr>();
 const SEGMENT_BYTES: usize = size_of::<libc::Elf64_Phdr>();
 const MAX_SEGMENTS: usize = 32;
 
-/// Program to be executed.
+/// The successor, as the caller names it.
 #[derive(Clone, Copy)]
-pub enum Program {
+pub enum Successor {
     /// File at a path.
     Path(*const c_char),
     /// File at a path; without a slash, searched for as execvp does.
@@ -107,104 +108,102 @@ fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-fn number(bytes: &[u8], at: usize) -> u64 {
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(<[u8]>::first_chunk).map_or(0, |eight| u64::from_ne_bytes(*eight))
 }
 
-fn half(bytes: &[u8], at: usize) -> u16 {
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..at + 2).and_then(<[u8]>::first_chunk).map_or(0, |two| u16::from_ne_bytes(*two))
 }
 
-/// True if the loader is glibc's, which is named `ld-linux…` or `ld64…` on every machine.
-fn is_glibcs(loader: &[u8]) -> bool {
-    let name = last_part(loader);
-    [&b"ld-linux"[..], b"ld64.", b"ld.so"].iter().any(|start| name.starts_with(start))
-}
-
-/// True if this program, executed as `path`, would not start or would complain with this library preloaded.
-fn refuses(program: &File, path: &[u8], scripts: usize) -> bool {
-    let Some(head) = program.read::<HEADER_BYTES>(0) else { return false };
+/// True if the file, executed as `path`, would not start or would complain with this library preloaded.
+/// `script_depth`: number of scripts whose interpreters led to the file; 0 for the successor itself.
+///
+/// Its twin in the command is `loading_obstacle` in `crates/cli/src/program.rs`, which may allocate; change both. A
+/// static program is an obstacle there; here it starts, with the library ignored.
+fn cannot_preload(file: &File, path: &[u8], script_depth: usize) -> bool {
+    let Some(head) = file.read::<HEADER_BYTES>(0) else { return false };
     if head.starts_with(b"#!") {
-        return scripts < MAX_SCRIPTS && interpreter_refuses(program, scripts);
+        return script_depth < MAX_SCRIPTS && cannot_preload_interpreter(file, script_depth);
     }
     if !head.starts_with(b"\x7FELF") {
         return false;
     }
     // In a big-endian file the bytes of the machine number are swapped, so it differs as well.
-    if head[4] != libc::ELFCLASS64 || half(&head, 18) != MACHINE {
+    if head[4] != libc::ELFCLASS64 || u16_at(&head, 18) != MACHINE {
         return true;
     }
-    let count = usize::from(half(&head, 56)).min(MAX_SEGMENTS);
-    let Some(segments) = program.read::<{ MAX_SEGMENTS * SEGMENT_BYTES }>(number(&head, 32)) else {
+    let count = usize::from(u16_at(&head, 56)).min(MAX_SEGMENTS);
+    let Some(segments) = file.read::<{ MAX_SEGMENTS * SEGMENT_BYTES }>(u64_at(&head, 32)) else {
         return false;
     };
     let segments = &segments[..count * SEGMENT_BYTES];
     let of_kind = |kind: u32| {
-        segments.chunks_exact(SEGMENT_BYTES).filter(move |segment| number(segment, 0) as u32 == kind)
+        segments.chunks_exact(SEGMENT_BYTES).filter(move |segment| u64_at(segment, 0) as u32 == kind)
     };
     let Some(loader) = of_kind(libc::PT_INTERP).next() else {
         // A static program ignores `LD_PRELOAD`, unless it is a loader that was executed by name.
         return last_part(path).starts_with(b"ld-musl");
     };
-    let Some(loader) = program.read::<MAX_LINE_BYTES>(number(loader, 8)) else { return false };
-    !is_glibcs(until_zero(&loader)) || has_sanitizer(program, of_kind)
+    let Some(loader) = file.read::<MAX_LINE_BYTES>(u64_at(loader, 8)) else { return false };
+    !is_glibc_loader(until_zero(&loader)) || has_sanitizer(file, of_kind)
 }
 
-/// True if one of the first libraries that a program needs is a sanitizer's.
-fn has_sanitizer<'a, I: Iterator<Item = &'a [u8]>>(program: &File, of_kind: impl Fn(u32) -> I) -> bool {
+/// True if one of the first libraries that a successor needs is a sanitizer's.
+fn has_sanitizer<'a, I: Iterator<Item = &'a [u8]>>(file: &File, of_kind: impl Fn(u32) -> I) -> bool {
     const ENTRIES: usize = 64;
     const ENTRY_BYTES: usize = 16;
     const DT_NEEDED: u64 = 1;
     const DT_STRTAB: u64 = 5;
     let Some(section) = of_kind(libc::PT_DYNAMIC).next() else { return false };
-    let Some(entries) = program.read::<{ ENTRIES * ENTRY_BYTES }>(number(section, 8)) else { return false };
-    let len = (number(section, 32) as usize).min(entries.len());
+    let Some(entries) = file.read::<{ ENTRIES * ENTRY_BYTES }>(u64_at(section, 8)) else { return false };
+    let len = (u64_at(section, 32) as usize).min(entries.len());
     let with = |tag: u64| {
         let entries = entries[..len].chunks_exact(ENTRY_BYTES);
-        entries.take_while(|entry| number(entry, 0) != 0).filter(move |entry| number(entry, 0) == tag)
+        entries.take_while(|entry| u64_at(entry, 0) != 0).filter(move |entry| u64_at(entry, 0) == tag)
     };
-    let Some(names) = with(DT_STRTAB).next().map(|entry| number(entry, 8)) else { return false };
+    let Some(names) = with(DT_STRTAB).next().map(|entry| u64_at(entry, 8)) else { return false };
     let loaded =
-        of_kind(libc::PT_LOAD).find(|segment| names.wrapping_sub(number(segment, 16)) < number(segment, 32));
-    let Some(names) = loaded.map(|segment| names - number(segment, 16) + number(segment, 8)) else {
+        of_kind(libc::PT_LOAD).find(|segment| names.wrapping_sub(u64_at(segment, 16)) < u64_at(segment, 32));
+    let Some(names) = loaded.map(|segment| names - u64_at(segment, 16) + u64_at(segment, 8)) else {
         return false;
     };
-    with(DT_NEEDED).take(MAX_NEEDED).any(|entry| {
-        let name = program.read::<32>(names.saturating_add(number(entry, 8)));
+    with(DT_NEEDED).take(EXAMINED_LIBRARIES).any(|entry| {
+        let name = file.read::<32>(names.saturating_add(u64_at(entry, 8)));
         name.is_some_and(|name| sanitizer(until_zero(&name)).is_some())
     })
 }
 
-/// Applies [`refuses`] to the interpreter of a script.
+/// Applies [`cannot_preload`] to the interpreter of a script.
 #[inline(never)]
-fn interpreter_refuses(script: &File, scripts: usize) -> bool {
+fn cannot_preload_interpreter(script: &File, script_depth: usize) -> bool {
     let Some(line) = script.read::<MAX_LINE_BYTES>(0) else { return false };
     let line = until_zero(line[2..].split(|byte| *byte == b'\n').next().unwrap_or_default()).trim_ascii();
     let end = line.iter().position(|byte| matches!(byte, b' ' | b'\t')).unwrap_or(line.len());
     let mut path = [0; MAX_LINE_BYTES];
     path[..end].copy_from_slice(&line[..end]);
     let interpreter = CStr::from_bytes_until_nul(&path).ok().and_then(File::open);
-    interpreter.is_some_and(|interpreter| refuses(&interpreter, &line[..end], scripts + 1))
+    interpreter.is_some_and(|interpreter| cannot_preload(&interpreter, &line[..end], script_depth + 1))
 }
 
-/// Returns the bytes of a string of the program's, if it is readable.
+/// Returns the bytes of a string of the caller's, if it is readable.
 ///
 /// # Safety
-/// `at` is null, or what the program passes as a terminated string.
+/// `at` is null, or what the caller passes as a terminated string.
 unsafe fn string<'a>(at: *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: a terminated string of the program's, of which the first byte was found readable.
+    // SAFETY: a terminated string of the caller's, of which the first byte was found readable.
     (!at.is_null() && readable::is_readable(at as usize, 1)).then(|| unsafe { CStr::from_ptr(at).to_bytes() })
 }
 
-impl Program {
-    /// True if the program would not start with this library.
+impl Successor {
+    /// True if the successor would not start with this library.
     ///
     /// # Safety
-    /// The path is what the program passes as a terminated string.
+    /// The path is what the caller of exec passes as a terminated string.
     #[inline(never)]
-    unsafe fn refuses(self) -> bool {
+    unsafe fn cannot_preload(self) -> bool {
         let mut path = Path::new();
-        // SAFETY: the caller guarantees that the path is what the program passes as a terminated string.
+        // SAFETY: by contract the path is what the caller of exec passes as a terminated string.
         let name = unsafe {
             match self {
                 Self::Path(name) | Self::Searched(name) | Self::At(_, name) => {
@@ -214,7 +213,7 @@ impl Program {
             }
         };
         let file = match self {
-            Self::Searched(_) if !name.contains(&b'/') => return refuses_in_path(name, &mut path),
+            Self::Searched(_) if !name.contains(&b'/') => return cannot_preload_searched(name, &mut path),
             Self::Descriptor(fd) | Self::At(fd, _) if name.is_empty() => {
                 (path.push(b"/proc/self/fd/") && path.push_number(fd)).then(|| path.open())
             }
@@ -229,12 +228,12 @@ impl Program {
             }
             _ => path.push(name).then(|| path.open()),
         };
-        file.flatten().is_some_and(|file| refuses(&file, name, 0))
+        file.flatten().is_some_and(|file| cannot_preload(&file, name, 0))
     }
 }
 
 /// Finds the first file of that name in `PATH`; true if there is one that would not start with this library.
-fn refuses_in_path(name: &[u8], path: &mut Path) -> bool {
+fn cannot_preload_searched(name: &[u8], path: &mut Path) -> bool {
     // SAFETY: getenv takes a terminated name and returns null or a terminated string, which is used at once.
     let search = unsafe {
         let found = libc::getenv(c"PATH".as_ptr());
@@ -248,7 +247,7 @@ fn refuses_in_path(name: &[u8], path: &mut Path) -> bool {
             && path.push(name)
             && let Some(file) = path.open()
         {
-            return refuses(&file, name, 0);
+            return cannot_preload(&file, name, 0);
         }
     }
     false
@@ -274,7 +273,7 @@ fn entries(preload: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// name this library, or it cannot be read.
 ///
 /// # Safety
-/// `environment` is what the program passes as an environment.
+/// `environment` is what the caller passes as an environment.
 unsafe fn count_entries(environment: List) -> Option<usize> {
     const WORDS_PER_PAGE: usize = uncopy_core::addr::PAGE_BYTES / size_of::<usize>();
     if environment.is_null() {
@@ -301,12 +300,16 @@ unsafe fn count_entries(environment: List) -> Option<usize> {
     has_us.then_some(count)
 }
 
-/// Calls `execute` with the environment for the program: the given one, or, if the program would not start with
+/// Calls `execute` with the environment for the successor: the given one, or, if the successor would not start with
 /// this library, that without everything of uncopy's.
 ///
 /// # Safety
 /// The arguments are valid for an exec function.
-pub unsafe fn with_environment<T>(program: Program, environment: List, execute: impl FnOnce(List) -> T) -> T {
+pub unsafe fn with_environment<T>(
+    successor: Successor,
+    environment: List,
+    execute: impl FnOnce(List) -> T,
+) -> T {
     const FEW: usize = 128;
     const MANY: usize = 2048;
     const MAX_ENTRIES: usize = 16384;
@@ -314,7 +317,7 @@ pub unsafe fn with_environment<T>(program: Program, environment: List, execute: 
     unsafe {
         let stripped = {
             let _errno = errno::SavedErrno::new();
-            count_entries(environment).filter(|_| program.refuses())
+            count_entries(environment).filter(|_| successor.cannot_preload())
         };
         match stripped {
             Some(count) if count < FEW => without_uncopy::<FEW, T>(environment, execute),
@@ -378,7 +381,7 @@ mod tests {
         let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("no NUL");
         let file = File::open(&name).expect("open");
         std::fs::remove_file(&path).expect("removed");
-        refuses(&file, path.as_os_str().as_encoded_bytes(), 0)
+        cannot_preload(&file, path.as_os_str().as_encoded_bytes(), 0)
     }
 
     fn header(class: u8, machine: u16) -> Vec<u8> {

@@ -35,7 +35,8 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Creates a pipe with `mark`, 1 to 64, which no other pipe of the process has. `errno` is changed.
+    /// Creates a pipe with `mark`, which no other pipe of the process has. It is 1 to 64, because F_SETSIG takes
+    /// only the numbers of signals. `errno` is changed.
     ///
     /// # Errors
     /// Errors of pipe2(2), openat(2) of `/proc/self/fd` and fcntl(2); EMFILE if the user has so

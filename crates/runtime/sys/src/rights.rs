@@ -1,5 +1,5 @@
 //! Tests whether another process of the user could read this one's memory anyway, as in ptrace(2),
-//! "Ptrace access mode checking", without security modules.
+//! "Ptrace access mode checking", except that group ids are not compared and security modules not asked.
 
 use crate::call::{kernel, syscall};
 use crate::file;
@@ -22,24 +22,34 @@ impl Rights {
         Some(Self { users, permitted })
     }
 
-    /// Reads the rights of a process, by its name in `/proc`, and the inode of its user namespace.
-    fn of(process: &str) -> Option<(Self, u64)> {
-        let path = |what: &str| CString::new(format!("/proc/{process}/{what}")).ok();
-        let mut text = [0u8; 4096];
-        let len_bytes = file::read_start(&path("status")?, &mut text)?;
-        let rights = Self::parse(core::str::from_utf8(&text[..len_bytes]).ok()?)?;
-        // For this link the kernel itself checks ptrace access to the process.
-        let namespace = file::open(&path("ns/user")?, libc::O_RDONLY | libc::O_CLOEXEC, 0).ok()?;
-        let found = file::status(&namespace);
-        Some((rights, found.ok()?.inode))
-    }
-
     /// Whether a process with these rights could access one with `others`: all user ids are equal,
     /// and it has every capability of the other.
-    fn reach(&self, others: &Self) -> bool {
+    fn could_access(&self, others: &Self) -> bool {
         let user = self.users[0];
         self.users.iter().chain(&others.users).all(|other| *other == user)
             && others.permitted & !self.permitted == 0
+    }
+}
+
+/// Rights of a process and the user namespace in which they hold.
+struct ScopedRights {
+    rights: Rights,
+    /// Inode of the user namespace.
+    user_namespace: u64,
+}
+
+impl ScopedRights {
+    /// Reads the rights of a process by its name in `/proc`.
+    fn read(process: &str) -> Option<Self> {
+        let path = |what: &str| CString::new(format!("/proc/{process}/{what}")).ok();
+        let mut text = [0u8; 4096];
+        let len_bytes = file::read_start(&path("status")?, &mut text)?;
+        let rights = Rights::parse(core::str::from_utf8(&text[..len_bytes]).ok()?)?;
+        // Opening `ns/user` succeeds only if *this* process may ptrace that one; the reverse is what
+        // `Rights::could_access` estimates.
+        let namespace = file::open(&path("ns/user")?, libc::O_RDONLY | libc::O_CLOEXEC, 0).ok()?;
+        let found = file::status(&namespace);
+        Some(Self { rights, user_namespace: found.ok()?.inode })
     }
 }
 
@@ -55,10 +65,11 @@ pub fn is_accessible() -> bool {
 /// namespace, it has every capability of this one, and this one is dumpable. False if unknown.
 #[must_use]
 pub fn may_access_this_process(process: u32) -> bool {
-    let (Some(own), Some(theirs)) = (Rights::of("self"), Rights::of(&process.to_string())) else {
+    let (Some(own), Some(theirs)) = (ScopedRights::read("self"), ScopedRights::read(&process.to_string()))
+    else {
         return false;
     };
-    is_accessible() && theirs.0.reach(&own.0) && own.1 == theirs.1
+    is_accessible() && theirs.rights.could_access(&own.rights) && own.user_namespace == theirs.user_namespace
 }
 
 #[cfg(test)]
@@ -74,10 +85,10 @@ mod tests {
         assert_eq!(rights, Rights { users: [7; 4], permitted: 0x1ff_ffff_ffff });
         let with = |from: &str, to: &str| Rights::parse(&STATUS.replace(from, to)).expect("whole");
         let (fewer, another) = (with("000001ff", "000001fe"), with("\t7", "\t8"));
-        assert!(rights.reach(&rights) && rights.reach(&fewer) && !fewer.reach(&rights));
-        assert!(!rights.reach(&another) && !another.reach(&rights));
+        assert!(rights.could_access(&rights) && rights.could_access(&fewer) && !fewer.could_access(&rights));
+        assert!(!rights.could_access(&another) && !another.could_access(&rights));
         let two = with("\t7\t7\n", "\t7\t8\n");
-        assert!(!two.reach(&two) && !two.reach(&rights) && !rights.reach(&two));
+        assert!(!two.could_access(&two) && !two.could_access(&rights) && !rights.could_access(&two));
         for cut in ["Uid:", "CapPrm:"] {
             assert_eq!(Rights::parse(&STATUS.replace(cut, "Other:")), None);
         }

@@ -1,7 +1,7 @@
-//! A userfaultfd for models: pages of ordinary memory are marked absent or present, and threads
-//! that access an absent page wait until a handler places it and wakes them.
+//! A userfaultfd for loom models, which replaces the module `uffd` there: pages of ordinary memory are marked
+//! absent or present, and threads that access an absent page wait until a handler places it and wakes them.
 //!
-//! Replaces `uffd` under loom. Every request is one atomic step, as it is in the kernel for one page.
+//! Every request is one atomic step, as it is in the kernel for one page.
 
 use crate::PAGE_BYTES;
 use crate::control::Control;
@@ -71,13 +71,14 @@ impl State {
     }
 }
 
-fn with<T>(change: impl FnOnce(&mut State) -> T) -> T {
-    change(&mut KERNEL.state.lock().expect("a model's lock"))
+/// Calls `f` with the simulated kernel's state, as one atomic step.
+fn with_state<T>(f: impl FnOnce(&mut State) -> T) -> T {
+    f(&mut KERNEL.state.lock().expect("a model's lock"))
 }
 
 /// Notes that pages were returned to the kernel, or are present.
 pub fn set_present(address: usize, len_bytes: usize, present: bool) {
-    with(|state| {
+    with_state(|state| {
         for page in pages(address, len_bytes) {
             if present {
                 state.present.insert(page);
@@ -91,7 +92,7 @@ pub fn set_present(address: usize, len_bytes: usize, present: bool) {
 /// Whether a page is registered and absent.
 #[must_use]
 pub fn is_absent(address: usize) -> bool {
-    with(|state| state.is_absent(address / PAGE_BYTES * PAGE_BYTES))
+    with_state(|state| state.is_absent(address / PAGE_BYTES * PAGE_BYTES))
 }
 
 /// Accesses every page of some ranges, as a load or store would: waits for the absent ones.
@@ -161,7 +162,7 @@ impl Uffd {
     /// # Errors
     /// None: this cannot fail.
     pub fn open(_inherited_device: Option<ProgramFd>, _reports: Reports) -> Result<Self, OpenError> {
-        Ok(with(|state| {
+        Ok(with_state(|state| {
             state.last_fd += 1;
             state.open.insert(state.last_fd);
             Self { fd: state.last_fd }
@@ -188,7 +189,7 @@ impl Uffd {
 
     /// Closes the descriptor: its registrations are dropped and its handler ends.
     pub fn close(self) {
-        with(|state| {
+        with_state(|state| {
             state.open.remove(&self.fd);
             state.registered.retain(|_, fd| *fd != self.fd);
         });
@@ -205,7 +206,7 @@ impl Uffd {
     /// # Errors
     /// EBADF if the descriptor is closed.
     pub fn register(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
-        with(|state| {
+        with_state(|state| {
             if !state.open.contains(&self.fd) {
                 return Err(Errno(libc::EBADF));
             }
@@ -216,12 +217,13 @@ impl Uffd {
         })
     }
 
-    /// Unregisters a range of pages.
+    /// Unregisters a range of pages: those of any descriptor are forgotten, and the threads that wait for them
+    /// are woken.
     ///
     /// # Errors
     /// None: this cannot fail.
     pub fn unregister(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
-        with(|state| {
+        with_state(|state| {
             for page in pages(address, len_bytes) {
                 state.registered.remove(&page);
             }
@@ -233,13 +235,13 @@ impl Uffd {
 
     /// Wakes the threads that wait on these pages.
     pub fn wake(self, address: usize, len_bytes: usize) -> bool {
-        with(|state| state.wake(address, len_bytes));
+        with_state(|state| state.wake(address, len_bytes));
         KERNEL.woken.notify_all();
         true
     }
 
     fn place(self, destination: usize, source: usize, len_bytes: usize, moves: bool) -> Placed {
-        let placed = with(|state| {
+        let placed = with_state(|state| {
             let mut done_bytes = 0;
             let mut error = None;
             while done_bytes < len_bytes {
@@ -315,7 +317,7 @@ impl Uffd {
     /// Passes all pending faults, then all changes, to `each`, without waiting. Returns false if
     /// the descriptor is closed.
     pub fn read(self, mut each: impl FnMut(Message)) -> bool {
-        let read: Option<Vec<Message>> = with(|state| {
+        let read: Option<Vec<Message>> = with_state(|state| {
             state.open.contains(&self.fd).then(|| {
                 let faults = state.unread.extract_if(.., |(fd, _)| *fd == self.fd);
                 let mut messages: Vec<_> = faults.map(|(_, fault)| Message::Fault(fault)).collect();
@@ -335,7 +337,7 @@ impl Uffd {
     /// Whether a thread is changing mappings: its change was not read, or the thread has not continued yet.
     #[must_use]
     pub fn is_changing(self) -> bool {
-        with(|state| state.is_changing(self.fd))
+        with_state(|state| state.is_changing(self.fd))
     }
 
     /// Always fails, because no model uses the bell.

@@ -5,8 +5,9 @@
 //! handler that sends while its thread is sending takes another slot, and if it leaves by `longjmp`, the slot
 //! stays taken. When all slots are taken, bytes are copied.
 //!
-//! A forked child inherits descriptors and memory, but uses neither. A slot names its process ([`lineage`]);
-//! a process that finds another's closes the descriptor, unmaps the memory and starts afresh.
+//! A forked child inherits descriptors and memory, but uses neither. A slot holds the lineage number of the
+//! process that used it last ([`lineage`]); a process that finds another's number closes the descriptor, unmaps
+//! the memory and starts afresh.
 
 use crate::bump::Bump;
 use core::cell::{Cell, UnsafeCell};
@@ -15,20 +16,21 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::pipe::Pipe;
 use uncopy_sys::{lineage, lock};
 
-/// Maximum threads that send by reference at the same time. Each slot has one pipe.
+/// Maximum threads that send by reference at the same time. Each slot has at most one pipe.
 const SLOTS: usize = 64;
-/// Maximum pipes that may fail to open, or be reopened because the program closed or replaced them, before
-/// bytes are copied instead.
-const MAX_REOPENED: usize = 1000;
+/// Maximum number of lost pipes, counted in `LOST_PIPES`. After that no pipe is opened, and bytes are copied.
+const MAX_LOST_PIPES: usize = 1000;
 
 pub struct Resources {
+    /// Opened at first use, and empty between uses.
     pipe: Option<Pipe>,
     /// Holds the copied parts of messages.
     pub bump: Bump,
 }
 
 struct Slot {
-    /// Process number in the upper half, id of the thread that holds the slot in the lower half (0: free).
+    /// Lineage number in the upper half (0: never used), id of the thread that holds the slot in the lower half
+    /// (0: free).
     owner: AtomicU64,
     resources: UnsafeCell<Resources>,
 }
@@ -39,7 +41,8 @@ unsafe impl Sync for Slot {}
 static POOL: [Slot; SLOTS] = [const {
     Slot { owner: AtomicU64::new(0), resources: UnsafeCell::new(Resources { pipe: None, bump: Bump::new() }) }
 }; SLOTS];
-static REOPENED: AtomicUsize = AtomicUsize::new(0);
+/// Number of pipes that the program closed or replaced, or that failed to open.
+static LOST_PIPES: AtomicUsize = AtomicUsize::new(0);
 
 uncopy_sys::locals! {
     /// The slot that this thread used last.
@@ -54,28 +57,30 @@ pub struct SlotGuard {
 
 /// Takes a slot. Returns `None` if all are taken, or if forks cannot be detected on this system.
 pub fn acquire() -> Option<SlotGuard> {
-    let process = u64::from(lineage::number()?) << 32;
+    let lineage = u64::from(lineage::number()?) << 32;
     let last = LAST.with(Cell::get);
-    if let Some(slot) = try_acquire(last, process) {
+    if let Some(slot) = try_acquire(last, lineage) {
         return Some(slot);
     }
     // Lowest first, so that few slots serve all threads.
-    let slot = (0..SLOTS).find_map(|index| try_acquire(index, process))?;
+    let slot = (0..SLOTS).find_map(|index| try_acquire(index, lineage))?;
     LAST.with(|last| last.set(slot.index));
     Some(slot)
 }
 
-fn try_acquire(index: usize, process: u64) -> Option<SlotGuard> {
+/// Takes a slot if it is free. `lineage`: this process's number, in the upper half.
+fn try_acquire(index: usize, lineage: u64) -> Option<SlotGuard> {
     let slot = &POOL[index];
     let current = slot.owner.load(Ordering::Relaxed);
-    let is_inherited = current & !u64::from(u32::MAX) != process;
-    if !is_inherited && current != process {
+    // This process has not used the slot: nobody has, or an ancestor before the fork.
+    let is_first_use = current & !u64::from(u32::MAX) != lineage;
+    if !is_first_use && current != lineage {
         return None;
     }
-    let owner_word = process | u64::from(lock::thread_id());
+    let owner_word = lineage | u64::from(lock::thread_id());
     slot.owner.compare_exchange(current, owner_word, Ordering::Acquire, Ordering::Relaxed).ok()?;
-    let mut guard = SlotGuard { index, free_word: process };
-    if is_inherited && current != 0 {
+    let mut guard = SlotGuard { index, free_word: lineage };
+    if is_first_use && current != 0 {
         guard.resources().discard_inherited();
     }
     Some(guard)
@@ -87,9 +92,10 @@ impl SlotGuard {
         unsafe { &mut *POOL[self.index].resources.get() }
     }
 
-    /// Returns an empty pipe. If `trusted`, skips the check that the descriptor is still the pipe that was
-    /// opened, because nothing in this process closes descriptors of others.
-    pub fn pipe(&mut self, trusted: bool) -> Result<Pipe, Errno> {
+    /// Returns the slot's pipe, which opens at first use. It is empty, and the caller must leave it empty. If
+    /// `trusted`, skips the check that the descriptor is still the pipe that was opened, because nothing in this
+    /// process closes descriptors of others.
+    pub fn open_pipe(&mut self, trusted: bool) -> Result<Pipe, Errno> {
         // Pipe marks start at 1.
         let mark = self.index as i32 + 1;
         let resources = self.resources();
@@ -98,12 +104,12 @@ impl SlotGuard {
                 return Ok(pipe);
             }
             resources.pipe = None;
-            REOPENED.fetch_add(1, Ordering::Relaxed);
+            LOST_PIPES.fetch_add(1, Ordering::Relaxed);
         }
-        if REOPENED.load(Ordering::Relaxed) > MAX_REOPENED {
+        if LOST_PIPES.load(Ordering::Relaxed) > MAX_LOST_PIPES {
             return Err(Errno(libc::EMFILE));
         }
-        let pipe = Pipe::open(mark).inspect_err(|_| _ = REOPENED.fetch_add(1, Ordering::Relaxed))?;
+        let pipe = Pipe::open(mark).inspect_err(|_| _ = LOST_PIPES.fetch_add(1, Ordering::Relaxed))?;
         resources.pipe = Some(pipe);
         Ok(pipe)
     }
@@ -156,17 +162,17 @@ mod tests {
     #[test]
     fn a_child_has_pipes_of_its_own() {
         let mut slot = acquire().expect("a slot");
-        let pipe = slot.pipe(false).expect("a pipe");
+        let pipe = slot.open_pipe(false).expect("a pipe");
         let index = slot.index;
         // SAFETY: fork(2) copies the calling thread only; the child uses no lock of another thread and ends
         // by _exit(2). `status` outlives waitpid(2).
         unsafe {
             let child = libc::fork();
             if child == 0 {
-                let process = u64::from(lineage::number().unwrap_or(0)) << 32;
-                let mut again = try_acquire(index, process);
+                let lineage = u64::from(lineage::number().unwrap_or(0)) << 32;
+                let mut again = try_acquire(index, lineage);
                 let is_new = again.as_mut().is_some_and(|again| {
-                    again.resources().pipe.is_none() && !pipe.is_ours() && again.pipe(false).is_ok()
+                    again.resources().pipe.is_none() && !pipe.is_ours() && again.open_pipe(false).is_ok()
                 });
                 libc::_exit(i32::from(!is_new));
             }

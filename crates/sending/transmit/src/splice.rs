@@ -34,7 +34,7 @@ const MAX_BUMP_PART_BYTES: usize = 16 << 10;
 /// Maximum bytes copied to the bump area per pass.
 const MAX_COPIED_PER_PASS_BYTES: usize = AREA_BYTES / 4;
 const MAX_IOVECS: usize = 64;
-/// Maximum kernel messages per pass; a pipe of 1 MiB holds no more.
+/// Maximum kernel messages per pass. A pipe of 256 KiB holds 64 page fragments, which are 4 messages.
 const MAX_CHUNKS: usize = 64;
 /// Maximum retries after signals per message.
 const MAX_INTERRUPTIONS: usize = 100;
@@ -55,7 +55,7 @@ pub struct SpliceResult {
     pub holds_pages: bool,
 }
 
-/// Number of pages that `len_bytes` bytes at `address` touch.
+/// Number of pages that `len_bytes` bytes at `address` overlap.
 const fn pages(address: usize, len_bytes: usize) -> usize {
     if len_bytes == 0 { 0 } else { (address + len_bytes - 1) / PAGE_BYTES - address / PAGE_BYTES + 1 }
 }
@@ -174,7 +174,7 @@ impl Pass {
             let added = if by_reference {
                 self.push(part.address(), len, &mut buffers)
             } else {
-                // A copied part needs one pipe buffer per page that it may touch.
+                // A copied part needs one pipe buffer per page that it may overlap.
                 if !part.is_lent() && part.len() > MAX_BUMP_PART_BYTES
                     || copied_bytes + len > MAX_COPIED_PER_PASS_BYTES
                     || pages(PAGE_BYTES - 1, len) > buffers
@@ -275,7 +275,7 @@ pub fn stream(
 
 impl StreamSend<'_> {
     fn run(&mut self, slot: &mut SlotGuard) -> Result<Step, Errno> {
-        let pipe = match slot.pipe(self.promises.trusts_descriptors) {
+        let pipe = match slot.open_pipe(self.promises.trusts_descriptors) {
             Ok(pipe) => pipe,
             Err(_) => return Ok(Step::Copy),
         };
@@ -487,7 +487,7 @@ pub fn datagram(
         return copied();
     }
     let Some(mut slot) = pool::acquire() else { return copied() };
-    let Ok(pipe) = slot.pipe(promises.trusts_descriptors) else { return copied() };
+    let Ok(pipe) = slot.open_pipe(promises.trusts_descriptors) else { return copied() };
     if slot.resources().bump.reserve(MAX_COPIED_PER_PASS_BYTES).is_err() {
         return copied();
     }

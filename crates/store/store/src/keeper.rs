@@ -60,7 +60,8 @@ enum Next {
 struct Shared {
     settings: Settings,
     next: Mutex<Next>,
-    /// Bells of the serving threads, rung when another process waits to open a logged file.
+    /// Bells of the serving threads, rung at every signal. SIGIO says that another process waits to open a logged
+    /// file; at other signals the threads find no such file.
     bells: Mutex<Vec<OwnRef>>,
     /// Whether there are programs; otherwise no log is made or kept ready.
     is_needed: AtomicBool,

@@ -1,7 +1,7 @@
 //! Chains of copies, like Table 2 of the zIO paper, and counts per class of operations, like its Table 1.
 
 use uncopy_profile::Profile;
-use uncopy_profile::model::{Operation, Verdict};
+use uncopy_profile::model::{OperationClass, Verdict};
 
 use crate::markup::{Markup, shortened};
 use crate::profile::flow::count;
@@ -65,7 +65,7 @@ fn counts(profile: &Profile) -> Markup {
     table.markup()
 }
 
-fn chain(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
+fn chain(profile: &Profile, operation: &OperationClass, caption: &str) -> Markup {
     let columns = [
         ("#", Column::Text),
         ("source → destination", Column::Text),
@@ -116,7 +116,7 @@ fn chain(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
     table.markup()
 }
 
-fn example(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
+fn example(profile: &Profile, operation: &OperationClass, caption: &str) -> Markup {
     let columns = [
         ("#", Column::Text),
         ("call", Column::Code),

@@ -1,5 +1,5 @@
 use super::*;
-use uncopy_profile::model::{Flow, Frame, Loser, Module, Operation, Step};
+use uncopy_profile::model::{Flow, Frame, Loser, Module, OperationClass, Step};
 
 pub(super) const SAMPLE: &str = include_str!("../../../profile/samples/redis-set.json");
 
@@ -90,7 +90,11 @@ fn thousands_of_sites_make_a_page_of_bounded_size() {
         profile.warnings.push("x".to_owned());
         let steps = vec![Step { site: id, source: "s".repeat(999), ..Step::default() }; 100];
         if at % 100 == 0 {
-            profile.operations.push(Operation { steps, name: "o".repeat(999), ..Operation::default() });
+            profile.operations.push(OperationClass {
+                steps,
+                name: "o".repeat(999),
+                ..OperationClass::default()
+            });
         }
     }
     assert_eq!(profile.check(), Ok(()));

@@ -46,7 +46,7 @@ pub fn plan(data: &[u8]) {
     }
     let mut mask = || u64::from(bytes.below(1 << 16));
     let learned = Learned { head: mask(), tail: mask() };
-    let buffer = ByteRange::at(start, source.len()).touched_pages();
+    let buffer = ByteRange::at(start, source.len()).overlapped_pages();
     let steps = with_touched(plan_steps(start, &pieces, min_pages), buffer, learned);
     let mut found = vec![Byte::Unset; source.len()];
     let mut put = |range: ByteRange, byte: &dyn Fn(usize) -> Byte| {

@@ -1,16 +1,19 @@
 //! Pages of a site's buffers that the program touches: headers, trailers, checksummed prefixes.
 //!
-//! A touch of a viewed page costs a fault (microseconds), copying the page in advance a tenth of that. So
-//! pages that are often touched are learned, by distance from the start and the end of the buffer, and
+//! A touch of a viewed page costs a fault: 4.2 to 12.4 µs. Copying the page in advance costs 0.1 µs if it is
+//! cached, 0.45 µs from memory (docs/design/policy.md#costs). So a fault costs as much as copying 10 to 120
+//! pages. Pages that are often touched are learned, by distance from the start and the end of the buffer, and
 //! copied.
 //!
 //! ```text
 //! position from the start:   0  1  2  3 …                      the last POSITIONS pages
 //! buffer:                  | H | C | C |   …   |   |   |   …   | T |
 //! position from the end:                                 … 2  1  0
+//!
+//! H: header, C: checksummed prefix, T: trailer
 //! ```
 //!
-//! Each position has a score, which touches raise and time lowers. At [`LEARNED_SCORE`] the page is copied. A
+//! Each position has a score, which touches raise and calls lower. At [`LEARNED_SCORE`] the page is copied. A
 //! copied page does not fault, so from time to time a call lowers the scores and elides the page after all.
 //! The intervals grow while the touches go on.
 
@@ -20,15 +23,16 @@ use crate::policy::sites::SITES;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use smallvec::SmallVec;
 
-/// Number of pages at each end of a buffer that can be learned.
+/// Number of pages at each end of a buffer that can be learned: at most 64, the bits of a mask.
 pub const POSITIONS: u32 = 64;
+const _: () = assert!(POSITIONS <= u64::BITS);
 /// Increment of a score for a touch.
 const TOUCH_SCORE: u8 = 4;
 /// Score from which a page is copied.
 const LEARNED_SCORE: u8 = 8;
 const MAX_SCORE: u8 = 16;
 /// Number of calls after which scores below [`LEARNED_SCORE`] are halved, so that pages touched in fewer calls
-/// than about one in this many are not learned. A fault costs as much as copying 40 to 120 pages.
+/// than about one in this many are not learned: copying them in every call would cost about as much as the faults.
 const FADE_CALLS: u32 = 32;
 /// Number of calls until learned pages are elided for a test, at first.
 const TEST_CALLS: u32 = 256;
@@ -46,7 +50,7 @@ pub struct Learned {
     pub tail: u64,
 }
 
-/// A short list of page ranges.
+/// Page ranges: inline room for 4, no limit.
 pub type Runs = SmallVec<[PageRange; 4]>;
 
 impl Learned {
@@ -62,8 +66,8 @@ impl Learned {
         bit(self.head, from_start) || bit(self.tail, from_end)
     }
 
-    /// Returns the runs of learned pages in `pages`, which belong to a buffer that touches `buffer`. Short
-    /// gaps are closed, because a view of one or two pages costs more than it saves.
+    /// Returns the runs of learned pages in `pages`, which belong to a buffer that overlaps the pages `buffer`.
+    /// Short gaps are closed, because a view of one or two pages costs more than it saves.
     #[must_use]
     pub fn runs(self, buffer: PageRange, pages: PageRange) -> Runs {
         let mut runs = Runs::new();
@@ -138,9 +142,9 @@ impl Touches {
         Learned { head: site.head.load(Relaxed), tail: site.tail.load(Relaxed) }
     }
 
-    /// Returns the pages that the next call must copy: none if it is time for a test. Counts the call.
+    /// Counts a call and returns the pages that it must copy: none if it is time for a test.
     #[must_use]
-    pub fn to_copy(&self, site: SiteId) -> Learned {
+    pub fn begin_call(&self, site: SiteId) -> Learned {
         let slot = self.slot(site);
         let calls = slot.calls.load(Relaxed).wrapping_add(1);
         slot.calls.store(calls, Relaxed);
@@ -158,7 +162,7 @@ impl Touches {
         Learned::default()
     }
 
-    /// Records that `pages`, of a buffer that touches `buffer`, were put in place because of faults.
+    /// Records that `pages`, of a buffer that overlaps the pages `buffer`, were put in place because of faults.
     pub fn record(&self, site: SiteId, buffer: PageRange, pages: PageRange) {
         let slot = self.slot(site);
         for page in pages.intersection(buffer).start..pages.intersection(buffer).end {
@@ -225,7 +229,7 @@ mod tests {
     fn calls(touches: &Touches, count: u32, pages: &[u32]) -> u32 {
         let mut faults = 0;
         for _ in 0..count {
-            let copied = touches.to_copy(SITE).runs(BUFFER, BUFFER);
+            let copied = touches.begin_call(SITE).runs(BUFFER, BUFFER);
             for page in pages {
                 if !copied.iter().any(|run| run.start <= *page && *page < run.end) {
                     faults += 1;

@@ -67,7 +67,7 @@ pub(crate) struct SendHistory {
     sent_bytes: AtomicUsize,
 }
 
-const fn touched(offset_bytes: usize, len_bytes: usize) -> SegmentPages {
+const fn overlapped(offset_bytes: usize, len_bytes: usize) -> SegmentPages {
     SegmentPages::new((offset_bytes / PAGE_BYTES) as u32, pages_up(offset_bytes + len_bytes))
 }
 
@@ -78,13 +78,13 @@ impl SendHistory {
 
     /// Records a part that was sent.
     pub(crate) fn count(&self, offset_bytes: usize, len_bytes: usize) {
-        self.sent.add(touched(offset_bytes, len_bytes));
+        self.sent.add(overlapped(offset_bytes, len_bytes));
         self.sent_bytes.fetch_add(len_bytes, Relaxed);
     }
 
     /// Whether a part has been sent. An estimate: everything sent of the segment counts as sent equally often.
     pub(crate) fn was_sent_before(&self, offset_bytes: usize, len_bytes: usize) -> bool {
-        let (sent, part) = (self.sent.get(), touched(offset_bytes, len_bytes));
+        let (sent, part) = (self.sent.get(), overlapped(offset_bytes, len_bytes));
         // The first and the last page are seldom sent whole.
         let whole_bytes = (sent.len() as usize).saturating_sub(2) * PAGE_BYTES;
         let is_within = !sent.is_empty() && sent.intersection(part) == part;
@@ -93,7 +93,7 @@ impl SendHistory {
 
     /// Records that a part is about to be lent. Returns the number of pages that were not lent before.
     pub(crate) fn lend(&self, offset_bytes: usize, len_bytes: usize) -> u32 {
-        self.lent.add(touched(offset_bytes, len_bytes))
+        self.lent.add(overlapped(offset_bytes, len_bytes))
     }
 
     /// The pages that may be in flight.

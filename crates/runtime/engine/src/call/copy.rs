@@ -159,7 +159,7 @@ fn place_views(locked: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segm
     if is_left_out_permanently() && locked.at.slot.is_none() && locked.at.bytes() <= MAX_PLAIN_BYTES {
         locked.make_plain(dropped);
     } else {
-        make_present(locked, range.touched_pages(), dropped);
+        make_present(locked, range.overlapped_pages(), dropped);
     }
 }
 
@@ -255,7 +255,7 @@ fn decide(pieces: &Pieces<Segment>, to_range: ByteRange, site: SiteId) -> (Steps
     let mut steps = plan(to_range.start, pieces, MIN_PAGES);
     let mut elidable_bytes = elided_bytes(&steps);
     if elidable_bytes > 0 {
-        steps = with_touched(steps, to_range.touched_pages(), POLICY.pages_to_copy(site));
+        steps = with_touched(steps, to_range.overlapped_pages(), POLICY.pages_to_copy(site));
         elidable_bytes = elided_bytes(&steps);
     }
     (steps, elidable_bytes)
@@ -276,7 +276,7 @@ fn prepare_plain_copy(
     if overlaps {
         let start = from_range.start.min(to_range.start);
         let union = ByteRange { start, end: from_range.end.max(to_range.end) };
-        make_present(to_locked, union.touched_pages(), dropped);
+        make_present(to_locked, union.overlapped_pages(), dropped);
     } else {
         prepare_overwrite(to_locked, *to_range, dropped);
     }
@@ -337,8 +337,8 @@ unsafe fn between(section: &Section, ends: &Ends, caller: usize, stack: Option<u
     let staged = overlaps.then(|| stage(to_range.start, &pieces, source));
     if let Some(None) = staged {
         // No memory for staging: memmove does the copy, with faults.
-        make_present(&mut to_locked, to_range.touched_pages(), &mut dropped);
-        make_present(&mut to_locked, from_range.touched_pages(), &mut dropped);
+        make_present(&mut to_locked, to_range.overlapped_pages(), &mut dropped);
+        make_present(&mut to_locked, from_range.overlapped_pages(), &mut dropped);
         drop((from_locked, to_locked));
         drop(dropped);
         return false;
@@ -348,7 +348,7 @@ unsafe fn between(section: &Section, ends: &Ends, caller: usize, stack: Option<u
     // SAFETY: memmove's caller promises that both ends are valid; both blocks are locked and the destination is
     // registered. Plain bytes of the source are copied, never viewed, so the steps hold for the staged pieces, too.
     let done = unsafe { apply(&mut to_locked, &all, &steps, site, &mut dropped) };
-    to_locked.at.set_last_buffer(site, to_range.touched_pages());
+    to_locked.at.set_last_buffer(site, to_range.overlapped_pages());
     from.block.forget_copies();
     drop((from_locked, to_locked));
     // SAFETY: memmove's caller promises that both ends are valid; no lock is held.

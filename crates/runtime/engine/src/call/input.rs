@@ -365,7 +365,7 @@ fn survey(at: BlockRef, range: ByteRange, part: &Part, likely_bytes: usize) -> (
         return (None, false);
     }
     let mut locked = at.lock();
-    let absent = locked.map().is_some_and(|map| !map.is_present(likely.touched_pages()));
+    let absent = locked.map().is_some_and(|map| !map.is_present(likely.overlapped_pages()));
     match locked.exchange_open(None) {
         Some(open) if open.continues(part.address, part.len_bytes) => (Some(open), absent),
         Some(open) => {
@@ -430,13 +430,13 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
         missing.push(range);
     } else if len_bytes > 0 {
         let steps =
-            with_touched(plan(range.start, &pieces, 1), range.touched_pages(), POLICY.pages_to_copy(site));
+            with_touched(plan(range.start, &pieces, 1), range.overlapped_pages(), POLICY.pages_to_copy(site));
         // SAFETY: the block is registered and locked; the source is a segment, whose bytes are present
         // while `pieces` holds it.
         let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
         books::enter_input(site, payer, len_bytes, &done);
         known_ns = done.known_ns();
-        at.set_last_buffer(site, range.touched_pages());
+        at.set_last_buffer(site, range.overlapped_pages());
         missing = done.missing;
     }
     let open = OpenEnd { segment, filled_bytes, next_address: at.base + range.end };

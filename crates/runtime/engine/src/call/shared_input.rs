@@ -67,12 +67,12 @@ pub unsafe fn make_view(part: Part, caller: usize, shared: impl FnOnce() -> Shar
     let pieces = [Piece::Segment { segment, offset_bytes: 0, len_bytes: part.len_bytes }];
     let source = Source { start: range.start, pieces: &pieces, plain: 0 };
     let steps =
-        with_touched(plan(range.start, &pieces, 1), range.touched_pages(), POLICY.pages_to_copy(site));
+        with_touched(plan(range.start, &pieces, 1), range.overlapped_pages(), POLICY.pages_to_copy(site));
     // SAFETY: the block is registered and locked; the source is a segment outside the heap, whose bytes are
     // readable while `pieces` holds it.
     let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
     let moved_ns = books::enter_shared_input(site, part.len_bytes, &done);
-    at.set_last_buffer(site, range.touched_pages());
+    at.set_last_buffer(site, range.overlapped_pages());
     drop(locked);
     // SAFETY: the caller promises that the program passed this buffer for an input, so it is writable; no
     // lock is held.

@@ -198,7 +198,7 @@ unsafe fn put_bytes(
     let mut at = range.start;
     while at < range.end {
         let page = (at / PAGE_BYTES) as u32;
-        let mut rest = ByteRange { start: at, end: range.end }.touched_pages();
+        let mut rest = ByteRange { start: at, end: range.end }.overlapped_pages();
         // The edge page, then the whole pages, then the other edge.
         rest.end = if page < whole.start {
             page + 1

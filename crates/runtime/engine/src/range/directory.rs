@@ -20,7 +20,7 @@ pub fn find(address: usize) -> Option<BlockRef> {
     HEAP.find(address).or_else(|| FOREIGN.find(address))
 }
 
-/// Makes all blocks and ranges that `address..address + len_bytes` touches ordinary memory, because the
+/// Makes all blocks and ranges that `address..address + len_bytes` overlaps ordinary memory, because the
 /// program is about to change the mapping.
 pub fn disown(address: usize, len_bytes: usize, alteration: Alteration) {
     HEAP.disown(address, len_bytes, alteration);

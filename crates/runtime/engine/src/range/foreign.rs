@@ -1,7 +1,7 @@
 //! Foreign ranges: memory outside the block heap that holds views all the same, such as static buffers,
 //! mappings that the program makes itself, and memory of other allocators.
 //!
-//! A range consists of the pages that a buffer touches, and is claimed when an input or a copy first wants
+//! A range consists of the pages that a buffer overlaps, and is claimed when an input or a copy first wants
 //! to make a view there. From then on it is a block like those of the heap, but found by search instead of
 //! by arithmetic, and registered with a userfaultfd of its own, which also reports changes of the mapping:
 //!
@@ -87,8 +87,8 @@ fn filter_of(base: usize, pages: u32) -> u64 {
     (first..=last).take(64).fold(0, |bits, stretch| bits | 1 << (stretch % 64))
 }
 
-/// First address of the pages that a buffer touches, and the one after the last.
-fn touched(address: usize, len_bytes: usize) -> Option<(usize, usize)> {
+/// First address of the pages that a buffer overlaps, and the one after the last.
+fn overlapped(address: usize, len_bytes: usize) -> Option<(usize, usize)> {
     let end = address.checked_add(len_bytes)?.checked_next_multiple_of(PAGE_BYTES)?;
     Some((address / PAGE_BYTES * PAGE_BYTES, end))
 }
@@ -141,11 +141,11 @@ impl Foreign {
 
     fn overlapping(&'static self, start: usize, end: usize) -> impl Iterator<Item = BlockRef> {
         let used = self.used.load(Acquire) as usize;
-        let touches = move |at: &BlockRef| at.base != 0 && at.base < end && start < at.base + at.bytes();
-        self.slots[..used].iter().map(ForeignSlot::at).filter(touches)
+        let overlaps = move |at: &BlockRef| at.base != 0 && at.base < end && start < at.base + at.bytes();
+        self.slots[..used].iter().map(ForeignSlot::at).filter(overlaps)
     }
 
-    /// Claims the pages that a buffer touches as a range that can hold views; an existing range that
+    /// Claims the pages that a buffer overlaps as a range that can hold views; an existing range that
     /// contains them all is returned as it is. `None` if the kind of memory does not allow it.
     ///
     /// To be called in a [`Section`], with no lock held.
@@ -154,7 +154,7 @@ impl Foreign {
         if !self.is_on() || CHANGES.open().is_none() || is_in_heap(address) {
             return None;
         }
-        let (start, end) = touched(address, len_bytes)?;
+        let (start, end) = overlapped(address, len_bytes)?;
         let refusal = &self.refusals[(start / PAGE_BYTES) % REFUSALS];
         if refusal.load(Relaxed) == start {
             return None;

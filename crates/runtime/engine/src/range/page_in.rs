@@ -294,9 +294,9 @@ pub fn prepare_overwrite(block: &mut Locked, range: ByteRange, dropped: &mut Dro
         let placed = place_pages(block.at, run.start, resident);
         block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     }
-    let touched = range.touched_pages();
-    make_present(block, PageRange::new(touched.start, whole.start), dropped);
-    make_present(block, PageRange::new(whole.end.max(touched.start), touched.end), dropped);
+    let overlapped = range.overlapped_pages();
+    make_present(block, PageRange::new(overlapped.start, whole.start), dropped);
+    make_present(block, PageRange::new(whole.end.max(overlapped.start), overlapped.end), dropped);
 }
 
 /// Number of tries to put views in place.

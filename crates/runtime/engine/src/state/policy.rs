@@ -93,7 +93,7 @@ impl Accounts {
     /// call that could elide.
     #[must_use]
     pub fn pages_to_copy(&self, site: SiteId) -> Learned {
-        if self.mode() == Policy::Auto { self.touches.to_copy(site) } else { Learned::default() }
+        if self.mode() == Policy::Auto { self.touches.begin_call(site) } else { Learned::default() }
     }
 
     /// Whether every block is registered from the start (for testing).

@@ -43,13 +43,14 @@ struct Client {
     owner: Owner,
     files: [Option<Held>; MAX_FILES],
     /// Inodes of files that left the log since the last checkpoint, and may still have records there.
-    left: Vec<(u64, u64)>,
+    awaiting_checkpoint: Vec<(u64, u64)>,
     /// Set once records are kept for a recovery, for files that lack those bytes and have left the log. From
     /// then on no file is logged.
     given_up: Option<Failure>,
     /// Whether the program ends and waits for this thread to finish.
     waits: bool,
-    done_at: Instant,
+    /// Time of the last [`Self::digest`].
+    digested_at: Instant,
 }
 
 /// Serves a program that has asked for a log: gives it `empty`, and holds its files until the program has
@@ -98,9 +99,18 @@ fn begin(link: &OwnFd, empty: &EmptyLog) -> Result<(Client, JointMemory), Errno>
         unsafe { joint.unmap() };
     })?;
     let files = [const { None }; MAX_FILES];
-    let (left, owner) = (Vec::new(), Owner { log: superblock.log, path: path.clone() });
-    let done_at = Instant::now();
-    Ok((Client { state, checkpoints, owner, files, left, given_up: None, waits: false, done_at }, joint))
+    let (awaiting_checkpoint, owner) = (Vec::new(), Owner { log: superblock.log, path: path.clone() });
+    let client = Client {
+        state,
+        checkpoints,
+        owner,
+        files,
+        awaiting_checkpoint,
+        given_up: None,
+        waits: false,
+        digested_at: Instant::now(),
+    };
+    Ok((client, joint))
 }
 
 impl Client {
@@ -114,12 +124,12 @@ impl Client {
             let timeout_ms = if self.held().next().is_some() { INTERVAL.as_millis() as i32 } else { IDLE_MS };
             wait::for_any([link, bell].into_iter().chain(watched), timeout_ms);
             if was_notified(bell) {
-                self.leave_wanted_files();
+                self.withdraw_contended_files();
             }
             if !self.handle_requests(link) || watched.is_some_and(wait::is_ready) {
                 break;
             }
-            if self.done_at.elapsed() >= INTERVAL {
+            if self.digested_at.elapsed() >= INTERVAL {
                 self.digest();
             }
         }
@@ -208,11 +218,11 @@ impl Client {
         if self.held().any(|(_, held)| held.inode == inode) {
             return Err(Errno::EEXIST);
         }
-        if self.left.contains(&inode) {
+        if self.awaiting_checkpoint.contains(&inode) {
             // Old records of the file must not be replayed over newer bytes.
             self.digest();
         }
-        if self.left.contains(&inode) {
+        if self.awaiting_checkpoint.contains(&inode) {
             return Err(Errno::EAGAIN);
         }
         file_lock::take_lease(&fd)?;
@@ -245,7 +255,7 @@ impl Client {
     fn drop_file(&mut self, slot: usize) {
         if let Some(held) = self.files[slot].take() {
             file_lock::release_lease(&held.fd);
-            self.left.push(held.inode);
+            self.awaiting_checkpoint.push(held.inode);
         }
         let FileSlot { flags, error, .. } = &self.state.slots[slot];
         error.store(0, Release);
@@ -254,13 +264,13 @@ impl Client {
 
     /// Takes a file out of the log without the program, which learns of it by its next sync. Returns the sync's
     /// result.
-    fn leave(&mut self, slot: usize) -> Result<(), Errno> {
+    fn withdraw(&mut self, slot: usize) -> Result<(), Errno> {
         let Some(held) = &self.files[slot] else { return Ok(()) };
         let is_closed = held.is_closed;
         let known = &self.state.slots[slot];
-        let was_left = known.flags.fetch_or(UNRELIABLE, AcqRel) & UNRELIABLE != 0;
+        let was_withdrawn = known.flags.fetch_or(UNRELIABLE, AcqRel) & UNRELIABLE != 0;
         // A program reports no more changes of a file that it has closed.
-        let settled = if was_left { Ok(()) } else { self.sync_or_repair(slot, is_closed) };
+        let settled = if was_withdrawn { Ok(()) } else { self.sync_or_repair(slot, is_closed) };
         if let Err(errno) = settled {
             self.give_up(slot, errno);
         }
@@ -273,49 +283,51 @@ impl Client {
         settled
     }
 
-    /// Takes the files out of the log that another process waits to open.
-    fn leave_wanted_files(&mut self) {
-        let wanted: Vec<usize> = self
+    /// Takes out of the log those files that another process waits to open, and again those that were withdrawn
+    /// before, whose leases have ended as well.
+    fn withdraw_contended_files(&mut self) {
+        let contended: Vec<usize> = self
             .held()
             .filter(|(_, held)| !file_lock::has_unbroken_lease(&held.fd))
             .map(|(slot, _)| slot)
             .collect();
-        for slot in wanted {
+        for slot in contended {
             // The slot carries the error to the program.
-            let _ = self.leave(slot);
+            let _ = self.withdraw(slot);
         }
     }
 
-    fn is_left(&self, slot: usize) -> bool {
+    /// Whether the file was withdrawn: the program may no longer rely on its records.
+    fn is_withdrawn(&self, slot: usize) -> bool {
         self.state.slots[slot].flags.load(Acquire) & UNRELIABLE != 0
     }
 
     /// Syncs the logged files and retires the records that are in them.
     fn digest(&mut self) {
-        self.done_at = Instant::now();
-        // Files that were closed, or that were renamed or unlinked.
-        let done: Vec<usize> = self
+        self.digested_at = Instant::now();
+        // Files that were renamed include those that were unlinked.
+        let closed_or_renamed: Vec<usize> = self
             .held()
             .filter(|(slot, held)| {
-                held.is_closed || !self.is_left(*slot) && mark::path_of(&held.fd) != held.path
+                held.is_closed || !self.is_withdrawn(*slot) && mark::path_of(&held.fd) != held.path
             })
             .map(|(slot, _)| slot)
             .collect();
-        for slot in done {
-            self.leave_or_retry_later(slot);
+        for slot in closed_or_renamed {
+            self.withdraw_or_retry_later(slot);
         }
         let Some(moment) = self.state.moment() else { return };
         let now_ns = clock::wall_ns();
         let before = *self.checkpoints.checkpoint();
         if moment.sequence == before.sequence {
-            self.left.clear();
+            self.awaiting_checkpoint.clear();
             let modified_ns = |(_, held): (usize, &Held)| file::modified_ns(&held.fd).unwrap_or(0);
             if self.held().map(modified_ns).max().unwrap_or(0) > before.time_ns {
                 let _ = self.checkpoints.heartbeat(now_ns);
             }
             return;
         }
-        let takes_part = |(slot, _): (usize, &Held)| (!self.is_left(slot)).then_some(slot);
+        let takes_part = |(slot, _): (usize, &Held)| (!self.is_withdrawn(slot)).then_some(slot);
         let slots: Vec<usize> = self.held().filter_map(takes_part).collect();
         // All files are synced, even after one has failed.
         let unsure = slots.into_iter().filter(|slot| !self.sync_held(*slot)).count();
@@ -324,7 +336,7 @@ impl Client {
         }
         if unsure == 0 && self.held().all(|(_, held)| held.trouble.is_none()) {
             if self.checkpoints.retire(moment, now_ns).is_ok() {
-                self.left.clear();
+                self.awaiting_checkpoint.clear();
             }
         } else {
             // Advances the time until which the files may have been written to.

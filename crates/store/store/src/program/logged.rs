@@ -353,15 +353,16 @@ impl Tracked {
     fn leave_under(&self, fd: ProgramFd, inner: &mut Option<Logged>, again: bool) -> Result<(), Errno> {
         let slot = self.slot();
         let known = session().map(|session| session.slot(slot));
-        let is_wanted = known.is_some_and(|known| known.flags.load(Acquire) & UNRELIABLE != 0);
+        let is_withdrawn = known.is_some_and(|known| known.flags.load(Acquire) & UNRELIABLE != 0);
         let error = known.map_or(0, |known| known.error.swap(0, AcqRel));
         let taken = self.ask_to_drop(fd);
         note_left(inner.take());
         // A candidate's writes are counted per descriptor, so it must have only one.
         let stays_candidate = again && taken.is_ok() && self.descriptors.load(Acquire) == 1;
         self.end(slot, if stays_candidate { Kind::Candidate } else { Kind::Refused });
-        if is_wanted {
-            // The other process may still be waiting to open the file (open(2), "O_NONBLOCK").
+        if is_withdrawn {
+            // The keeper withdraws a file that another process opens, and that one may still be waiting (open(2),
+            // "O_NONBLOCK").
             descriptors::pause(fd, clock::now_ms());
         }
         if error == 0 { taken } else { Err(Errno(error as i32)) }

@@ -190,7 +190,7 @@ impl Locked {
             pieces.push(Piece::Plain { len_bytes: range.len() });
             return pieces;
         };
-        map.for_each(range.touched_pages(), |pages, state| {
+        map.for_each(range.overlapped_pages(), |pages, state| {
             let bytes = ByteRange::from(pages).intersection(range);
             let len_bytes = bytes.len();
             match state {

@@ -373,7 +373,7 @@ impl Heap {
         };
         if let Some(map) = at.lock().map() {
             // A free block has no views; its empty pages read as zeroes.
-            map.for_each(range.touched_pages(), |pages, state| {
+            map.for_each(range.overlapped_pages(), |pages, state| {
                 if state == State::Present {
                     present(pages);
                 }

@@ -148,21 +148,21 @@ impl Client {
         if is_first {
             let others: Vec<usize> = self.held().map(|(slot, _)| slot).collect();
             for other in others {
-                if !self.is_left(other) {
-                    let _ = self.leave(other);
+                if !self.is_withdrawn(other) {
+                    let _ = self.withdraw(other);
                 }
             }
         }
     }
 
     /// Takes a closed or renamed file out of the log, unless it is closed and a retry may still succeed later.
-    pub(super) fn leave_or_retry_later(&mut self, slot: usize) {
+    pub(super) fn withdraw_or_retry_later(&mut self, slot: usize) {
         let Some(Held { is_closed: true, .. }) = self.files[slot] else {
-            let _ = self.leave(slot);
+            let _ = self.withdraw(slot);
             return;
         };
-        if self.is_left(slot) || !self.is_fully_recorded(slot) {
-            let _ = self.leave(slot);
+        if self.is_withdrawn(slot) || !self.is_fully_recorded(slot) {
+            let _ = self.withdraw(slot);
             return;
         }
         let trouble = self.files[slot].as_ref().and_then(|held| held.trouble);
@@ -182,7 +182,7 @@ impl Client {
     /// # Errors
     /// The error of the sync; the file stays in the log, until the program asks again with `is_quiescent`.
     pub(super) fn release(&mut self, slot: usize, is_quiescent: bool) -> Result<Result<(), Errno>, Errno> {
-        if self.is_left(slot) && self.state.slots[slot].flags.load(Acquire) & FAILED == 0 {
+        if self.is_withdrawn(slot) && self.state.slots[slot].flags.load(Acquire) & FAILED == 0 {
             return Ok(Ok(()));
         }
         let settled = self.sync_or_repair(slot, is_quiescent);
@@ -198,7 +198,7 @@ impl Client {
 
     /// Takes a file out of the log after the program's end, with several attempts if necessary.
     pub(super) fn release_at_exit(&mut self, slot: usize) {
-        if self.is_left(slot) {
+        if self.is_withdrawn(slot) {
             return;
         }
         for attempt in 1..=LAST_ATTEMPTS {
