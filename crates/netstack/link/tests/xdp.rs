@@ -79,7 +79,11 @@ fn veth() -> Far {
     }
     ip("link set near up");
     // Until the kernel has run its work for the carrier (net/core/link_watch.c), it drops what the far device sends.
-    far.run(|| common::wait_until("the far device is up", || is_up("far")));
+    far.run(|| {
+        common::wait_until("the far device is up", || is_up("far"));
+        common::wait_for_local_route(FAR[1].parse().unwrap());
+    });
+    common::wait_for_local_route(BESIDE[1].parse().unwrap());
     far
 }
 

@@ -1,6 +1,7 @@
 //! Network namespaces and bounded waits for tests of devices.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+use std::net::Ipv6Addr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -40,6 +41,20 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "{what}: not within {LIMIT:?}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Waits until the kernel receives packets for an IPv6 address of this namespace. It inserts the route in a work
+/// queue, also without duplicate address detection (net/ipv6/addrconf.c, `addrconf_dad_work`), and drops packets
+/// until then.
+pub fn wait_for_local_route(address: Ipv6Addr) {
+    let digits: String = address.octets().iter().map(|byte| format!("{byte:02x}")).collect();
+    let entry = format!("{digits} 80 ");
+    wait_until("the route of the address", || {
+        std::fs::read_to_string("/proc/thread-self/net/ipv6_route")
+            .expect("the kernel has IPv6")
+            .lines()
+            .any(|line| line.starts_with(&entry))
+    });
 }
 
 /// Waits until the descriptor is readable. `None` after `limit`.
