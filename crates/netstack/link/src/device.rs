@@ -13,8 +13,9 @@ use crate::tun::interface_request;
 /// Length of the transmit queue, in packets: a sender's whole window must fit, or packets are lost.
 pub const QUEUE_PACKETS: i32 = 5000;
 
-/// Maximum wait for the kernel's route to its IPv6 address.
-const ROUTE_LIMIT: Duration = Duration::from_secs(1);
+/// Maximum wait for the kernel's route to its IPv6 address. It takes milliseconds, and more than a second was seen on
+/// a machine with a load of eight for each processor.
+const ROUTE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Calls ioctl(2) with an argument of the type that request `number` requires.
 pub(crate) fn ioctl<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {

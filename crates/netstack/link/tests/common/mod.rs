@@ -43,9 +43,8 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until the kernel receives packets for an IPv6 address of this namespace. It inserts the route in a work
-/// queue, also without duplicate address detection (net/ipv6/addrconf.c, `addrconf_dad_work`), and drops packets
-/// until then.
+/// Waits until the kernel receives packets for an IPv6 address that `ip` has added in this namespace, as
+/// `device::set_up` does for its own: the kernel inserts the route in a work queue (`addrconf_dad_work`).
 pub fn wait_for_local_route(address: Ipv6Addr) {
     let digits: String = address.octets().iter().map(|byte| format!("{byte:02x}")).collect();
     let entry = format!("{digits} 80 ");
