@@ -415,17 +415,17 @@ impl LinkPart {
 
     /// Writes a return, given the peer's count of returns read. Returns false if the ring is full. For the owner.
     #[must_use]
-    pub fn push_return(&self, said: &Return, taken: u32) -> bool {
+    pub fn push_return(&self, returned: &Return, taken: u32) -> bool {
         let produced = self.produced.load(Relaxed);
         if produced.wrapping_sub(taken) >= MAX_RETURNS {
             return false;
         }
         let entry = &self.ring[(produced % MAX_RETURNS) as usize];
-        let (kind, to) = said.kind.words();
+        let (kind, to) = returned.kind.words();
         entry.kind.store(kind, Relaxed);
         entry.to.store(to, Relaxed);
-        entry.chunk.store(said.chunk, Relaxed);
-        entry.run.store(said.run, Relaxed);
+        entry.chunk.store(returned.chunk, Relaxed);
+        entry.run.store(returned.run, Relaxed);
         self.produced.store(produced.wrapping_add(1), Release);
         true
     }

@@ -182,7 +182,7 @@ impl LaneThread {
             }
         }
         for end in core::mem::take(&mut *self.lanes.unannounced.lock()) {
-            self.tell_all(&end);
+            self.announce_end_to_all(&end);
         }
         self.lanes.peers.read_returns();
         self.lanes.peers.forget_gone(|process| self.lanes.ends.may_receive_from(process));
@@ -209,9 +209,9 @@ impl LaneThread {
         let key = fd.reference();
         let mut link = Link { fd, part, to, peer: None, waiting: VecDeque::new() };
         let greeting = Message::Greeting { process: self.lanes.peers.id(), link: part as u32 };
-        link.say(&greeting, self.board.fd());
+        link.send_message(&greeting, self.board.fd());
         for (number, chunk) in self.chunks.iter().enumerate() {
-            link.say(&Message::Chunk { number: number as u32 }, chunk.fd());
+            link.send_message(&Message::Chunk { number: number as u32 }, chunk.fd());
         }
         self.links.insert(key, link);
         self.expect_unlinked();
@@ -255,7 +255,7 @@ impl LaneThread {
                     let far = RemoteEnd { peer: peer.ok_or(Ending::Broken)?, slot, lane };
                     // The peer has not been told of this end yet.
                     if let Some(end) = self.lanes.ends.bind(stream, far) {
-                        link.tell(&end);
+                        link.announce_end(&end);
                     }
                 }
                 _ => return Err(Ending::Broken),
@@ -298,15 +298,15 @@ impl LaneThread {
             let _ = self.lanes.peers.pool.request_chunk();
         }
         for end in self.lanes.ends.all() {
-            link.tell(&end);
+            link.announce_end(&end);
         }
         self.expect_unlinked();
         Ok(())
     }
 
-    fn tell_all(&mut self, end: &End) {
+    fn announce_end_to_all(&mut self, end: &End) {
         for link in self.links.values_mut().filter(|link| link.peer.is_some()) {
-            link.tell(end);
+            link.announce_end(end);
         }
     }
 
@@ -314,7 +314,7 @@ impl LaneThread {
         let Ok(chunk) = SharedMemory::make(c"uncopy-lane", CHUNK_BYTES) else { return };
         let number = self.lanes.peers.pool.add_chunk(chunk.base());
         for link in self.links.values_mut() {
-            link.say(&Message::Chunk { number }, chunk.fd());
+            link.send_message(&Message::Chunk { number }, chunk.fd());
         }
         self.chunks.push(chunk);
     }
@@ -326,7 +326,7 @@ impl LaneThread {
         if let Some(peer) = peer {
             if matches!(ending, Ending::Broken) {
                 uncopy_sys::mem::write_stderr(format_args!(
-                    "uncopy: a process that was linked for lanes said what cannot be: its lanes end\n"
+                    "uncopy: a peer process sent an invalid message; its lanes end\n"
                 ));
             }
             self.lanes.peers.remove(peer.id());
@@ -336,12 +336,12 @@ impl LaneThread {
 }
 
 impl Link {
-    fn say(&mut self, message: &Message, with: Option<&OwnFd>) {
+    fn send_message(&mut self, message: &Message, with: Option<&OwnFd>) {
         self.waiting.push_back((message.words(), with.map(OwnFd::reference)));
     }
 
-    fn tell(&mut self, end: &End) {
-        self.say(&Message::End { stream: end.stream, slot: end.slot, lane: end.lane }, None);
+    fn announce_end(&mut self, end: &End) {
+        self.send_message(&Message::End { stream: end.stream, slot: end.slot, lane: end.lane }, None);
     }
 
     /// Sends queued messages. False if the link has ended or the queue is too long.

@@ -92,7 +92,7 @@ impl Stage {
     }
 
     /// Overwrites the peer's first slot with these bytes.
-    fn say(&self, data: &[u8]) {
+    fn send(&self, data: &[u8]) {
         let slot = &raw const self.theirs.slots[0];
         let len_bytes = data.len().min(size_of::<Slot>());
         // SAFETY: `slot` points to the peer's first slot, at least `len_bytes` long and writable; it consists of
@@ -104,7 +104,7 @@ impl Stage {
     }
 
     /// Reads the returns that were written for the peer, so that their ring does not fill up.
-    fn hear(&self) {
+    fn receive_next(&self) {
         let (theirs, own): (&LinkPart, &LinkPart) = (&self.theirs.links[0], &self.own.links[0]);
         while own.return_at(theirs.returns_read()).is_some() {
             theirs.mark_return_read();
@@ -184,7 +184,7 @@ pub fn sender(data: &[u8]) {
     let [unread, read] = [[head[0], head[1]], [head[2], head[3]]].map(u16::from_ne_bytes);
     let offered = Offered { unread: Cell::new(usize::from(unread)), read: Cell::new(u64::from(read)) };
     stage.own.slots[0].clear(LANE);
-    stage.say(words);
+    stage.send(words);
     stage.receive(&offered, stage.theirs.slots[0].sending.of(LANE));
-    stage.hear();
+    stage.receive_next();
 }

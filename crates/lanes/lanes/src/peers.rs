@@ -150,28 +150,30 @@ impl Peer {
 
     /// Writes a return now. False if there is no room, or others wait to be written before it.
     #[must_use]
-    fn say(&self, said: &Return) -> bool {
+    fn push_return(&self, returned: &Return) -> bool {
         let mut queued = self.queued.lock();
-        self.say_queued(&mut queued);
-        !self.is_gone() && queued.is_empty() && self.own.push_return(said, self.their_part().returns_read())
+        self.push_queued(&mut queued);
+        !self.is_gone()
+            && queued.is_empty()
+            && self.own.push_return(returned, self.their_part().returns_read())
     }
 
     /// Writes a return, or queues it if there is no room.
-    fn say_or_queue(&self, said: Return) {
+    fn push_or_queue(&self, returned: Return) {
         let mut queued = self.queued.lock();
-        self.say_queued(&mut queued);
+        self.push_queued(&mut queued);
         if self.is_gone() {
             return;
         }
-        if !queued.is_empty() || !self.own.push_return(&said, self.their_part().returns_read()) {
-            queued.push_back(said);
+        if !queued.is_empty() || !self.own.push_return(&returned, self.their_part().returns_read()) {
+            queued.push_back(returned);
         }
     }
 
-    fn say_queued(&self, queued: &mut VecDeque<Return>) {
+    fn push_queued(&self, queued: &mut VecDeque<Return>) {
         let taken = self.their_part().returns_read();
-        while let Some(said) = queued.front() {
-            if self.own.push_return(said, taken) {
+        while let Some(returned) = queued.front() {
+            if self.own.push_return(returned, taken) {
                 queued.pop_front();
             } else {
                 return;
@@ -182,7 +184,7 @@ impl Peer {
     /// Writes the queued returns. False if some remain for lack of room.
     pub fn flush_returns(&self) -> bool {
         let mut queued = self.queued.lock();
-        self.say_queued(&mut queued);
+        self.push_queued(&mut queued);
         queued.is_empty()
     }
 
@@ -190,11 +192,11 @@ impl Peer {
     /// time: the caller holds the lock of all peers.
     fn read_returns(&self, pool: &Pool, max_words: u32) -> Heard {
         for words in 0..max_words {
-            let Some(said) = self.their_part().return_at(self.own.returns_read()) else {
+            let Some(returned) = self.their_part().return_at(self.own.returns_read()) else {
                 return Heard { words, deferred: None };
             };
-            let id = RunId { chunk: said.chunk, page: said.run };
-            match said.kind {
+            let id = RunId { chunk: returned.chunk, page: returned.run };
+            match returned.kind {
                 ReturnKind::Released => pool.release(id, self.id),
                 // A return by a peer that does not hold the run is not applied.
                 ReturnKind::Shared(to) if !pool.share(id, self.id, to) => {
@@ -472,8 +474,8 @@ impl Peers {
             Owner::This => self.pool.unclaim(held.id, self.id),
             Owner::Peer(peer, number) => {
                 peer.mapped.lock().held.remove(number);
-                let said = Return { chunk: held.id.chunk, run: held.id.page, kind: ReturnKind::Released };
-                peer.say_or_queue(said);
+                let returned = Return { chunk: held.id.chunk, run: held.id.page, kind: ReturnKind::Released };
+                peer.push_or_queue(returned);
             }
         }
     }
@@ -519,8 +521,8 @@ impl Peers {
         let (id, owner) = (held.id, held.owner_id(self.id));
         if let Owner::Peer(owner, _) = &held.owner {
             let is_known = owner.id == to.id || to.knows(owner.id, id.chunk);
-            let said = Return { chunk: id.chunk, run: id.page, kind: ReturnKind::Shared(to.id) };
-            if !is_known || owner.is_gone() || !owner.say(&said) {
+            let returned = Return { chunk: id.chunk, run: id.page, kind: ReturnKind::Shared(to.id) };
+            if !is_known || owner.is_gone() || !owner.push_return(&returned) {
                 return None;
             }
         } else if to.their_part().has_mapped_chunk(id.chunk) {
@@ -540,8 +542,8 @@ impl Peers {
     /// Reports sending on a run that is not held, as a hostile peer may.
     #[cfg(test)]
     pub(crate) fn report_shared(&self, owner: &Peer, held: &HeldBytes, to: u64) {
-        let said = Return { chunk: held.id.chunk, run: held.id.page, kind: ReturnKind::Shared(to) };
-        assert!(owner.say(&said), "room");
+        let returned = Return { chunk: held.id.chunk, run: held.id.page, kind: ReturnKind::Shared(to) };
+        assert!(owner.push_return(&returned), "room");
     }
 
     /// Undoes [`Self::share`] for a reference that was not sent.
@@ -549,7 +551,7 @@ impl Peers {
         match &held.owner {
             Owner::Peer(owner, _) => {
                 let kind = ReturnKind::NotShared(to.id);
-                owner.say_or_queue(Return { chunk: held.id.chunk, run: held.id.page, kind });
+                owner.push_or_queue(Return { chunk: held.id.chunk, run: held.id.page, kind });
             }
             Owner::Filler | Owner::This => self.pool.release(held.id, to.id),
         }

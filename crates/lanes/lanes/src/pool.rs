@@ -262,7 +262,7 @@ mod tests {
         pool.add_chunk(0x10_0000);
         let run = pool.alloc(2).expect("room");
         let len_bytes = 2 * PAGE_BYTES;
-        assert_eq!(pool.claim(run.id, THIS, 0, len_bytes), None, "nobody has said that it comes");
+        assert_eq!(pool.claim(run.id, THIS, 0, len_bytes), None, "no reference to it was announced");
         pool.hold(run.id, 5);
         pool.end(run.id);
         assert!(pool.share(run.id, 5, THIS));

@@ -157,12 +157,12 @@ fn eligible_stream(fd: ProgramFd, scope: &Scope<'_>) -> Option<(Stream, u64)> {
     } else {
         Outcome::OutOfScope
     };
-    tell_once(fd, why);
+    report_once(fd, why);
     None
 }
 
 /// Reports the outcome of a stream that is no lane, once per descriptor.
-fn tell_once(fd: ProgramFd, why: Outcome) {
+fn report_once(fd: ProgramFd, why: Outcome) {
     if descriptor(fd).is_some_and(Descriptor::mark_reported) {
         outcome::add(why);
     }
@@ -314,7 +314,7 @@ impl Process {
     fn know(&self, fd: ProgramFd) -> Option<Arc<End>> {
         let (stream, cookie) = eligible_stream(fd, &self.scope)?;
         let Some(end) = self.lanes.ends.add(fd, stream, cookie, self.lanes.board) else {
-            tell_once(fd, Outcome::Crowded);
+            report_once(fd, Outcome::Crowded);
             return None;
         };
         self.lanes.announce_end(Arc::clone(&end));

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood_and_nothing_else() {
+    fn valid_messages_are_parsed_and_others_are_not() {
         for message in messages() {
             let words = message.words();
             assert_eq!(Message::parse(&words), Some(message));

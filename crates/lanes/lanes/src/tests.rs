@@ -351,7 +351,7 @@ fn what_does_not_come_back_is_refused() {
 }
 
 #[test]
-fn what_is_said_and_cannot_be_is_passed_over() {
+fn impossible_returns_are_ignored() {
     let [a, b, c] = linked();
     let held = a.fill(&[7; 5000]).expect("room");
     let at_b = pass(&held, &a, &b);

@@ -374,7 +374,7 @@ fn take_over(here: usize) -> Result<(), String> {
             match treatment(function.name.to_bytes()) {
                 Treatment::Interposed => {
                     if let Some(at) = index.find(function.name).filter(|at| !has_other[*at])
-                        && let Err(why) = take(object, function, index.0[at])
+                        && let Err(why) = interpose(object, function, index.0[at])
                     {
                         refuse(why);
                     }
@@ -426,7 +426,7 @@ fn take_over(here: usize) -> Result<(), String> {
     result
 }
 
-fn take(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), String> {
+fn interpose(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), String> {
     let refused =
         || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
     let address = function.address.ok_or_else(refused)?;
