@@ -84,7 +84,7 @@ pub fn receive(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveRe
         return ReceiveResult::passthrough(call(None));
     }
     if short_reads::is_likely(op.caller) {
-        return receive_plainly(op, call);
+        return receive_in_place(op, call);
     }
     match op.buffers {
         Buffers::One(mut part) => redirect(op, &mut part, call),
@@ -107,21 +107,21 @@ fn receive_several(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Recei
 /// Lets the call fill the engine's buffers, if that pays.
 #[inline(always)]
 fn redirect(op: &Op, parts: &mut [Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
-    let Some(input) = Input::begin(parts, op.caller) else { return receive_plainly(op, call) };
+    let Some(input) = Input::begin(parts, op.caller) else { return receive_in_place(op, call) };
     let result = input.call(|parts| call(Some(parts)));
     let is_misaligned = result == -1 && errno::get() == libc::EINVAL;
     let got_bytes = usize::try_from(result).unwrap_or(0);
     input.finish(got_bytes);
     if is_misaligned {
         // O_DIRECT may refuse parts that do not end at a sector boundary. Nothing was read.
-        return receive_plainly(op, call);
+        return receive_in_place(op, call);
     }
     short_reads::record(op.caller, got_bytes);
     ReceiveResult { result, handled_by_engine: true }
 }
 
 #[inline(always)]
-fn receive_plainly(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
+fn receive_in_place(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
     let result = call(None);
     short_reads::record(op.caller, usize::try_from(result).unwrap_or(0));
     ReceiveResult::passthrough(result)
