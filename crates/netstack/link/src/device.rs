@@ -118,6 +118,7 @@ pub fn set_up(name: &str, mtu_bytes: usize, addresses: &[(IpAddr, u8)]) -> io::R
     }
     for (address, _) in addresses {
         if let IpAddr::V6(address) = address {
+            // Without a route, TCP sends again what is lost.
             wait_for_v6_route(name, *address);
         }
     }
@@ -202,19 +203,21 @@ fn add_address(index: i32, address: IpAddr, bits: u8) -> io::Result<()> {
     }
 }
 
-/// Waits for the kernel's route to its address, which it adds in the background once the device is up:
-/// packets are lost for some milliseconds (addrconf_dad_work, Linux 6.18). A timeout is not an error.
-fn wait_for_v6_route(name: &str, address: Ipv6Addr) {
+/// Waits for the kernel's route to its own `address` on the device `name` of the calling thread's network namespace.
+/// The kernel adds it in the background once the device is up, and drops packets until then (addrconf_dad_work,
+/// Linux 6.18). Returns false if there is no route after 20 s, or if routes cannot be read.
+pub fn wait_for_v6_route(name: &str, address: Ipv6Addr) -> bool {
     let destination = format!("{:032x} 80 ", address.to_bits());
     let until = Instant::now() + ROUTE_LIMIT;
     while Instant::now() < until {
-        let Ok(routes) = std::fs::read_to_string("/proc/thread-self/net/ipv6_route") else { return };
+        let Ok(routes) = std::fs::read_to_string("/proc/thread-self/net/ipv6_route") else { return false };
         let is_present = |route: &str| {
             route.starts_with(&destination) && route.split_whitespace().next_back() == Some(name)
         };
         if routes.lines().any(is_present) {
-            return;
+            return true;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+    false
 }

@@ -100,8 +100,7 @@ impl Link for MemoryLink {
         let outgoing = Outgoing::new(header, payload, max_segment_payload_bytes)?;
         let mut packets = self.outgoing.packets.lock().unwrap_or_else(PoisonError::into_inner);
         if packets.len() >= MAX_WAITING {
-            self.counters.refused += 1;
-            return Ok(false);
+            return Ok(outgoing.count(&mut self.counters, false));
         }
         let mut segments = Segments::new(&outgoing, header, payload, max_segment_payload_bytes);
         let mut room = vec![0; segments.max_bytes()];
@@ -110,9 +109,7 @@ impl Link for MemoryLink {
         }
         drop(packets);
         let _ = rustix::io::write(&self.outgoing.eventfd, &1u64.to_ne_bytes());
-        self.counters.sent.count(outgoing.packet_bytes);
-        self.counters.sent_super += u64::from(outgoing.is_super());
-        Ok(true)
+        Ok(outgoing.count(&mut self.counters, true))
     }
 
     fn counters(&self) -> Counters {

@@ -2,9 +2,9 @@
 
 use std::io::{self, IoSlice};
 
-use crate::MAX_PACKET_BYTES;
 use crate::checksum::Sum;
 use crate::packet::{Layout, TCP_CHECKSUM_AT};
+use crate::{Counters, MAX_PACKET_BYTES};
 
 const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
@@ -24,6 +24,17 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// Counts the packet as sent, or as refused if there was no room. Returns `has_room`.
+    pub fn count(&self, counters: &mut Counters, has_room: bool) -> bool {
+        if has_room {
+            counters.sent.count(self.packet_bytes);
+            counters.sent_super += u64::from(self.is_super());
+        } else {
+            counters.refused += 1;
+        }
+        has_room
+    }
+
     /// Validates a packet; see [`Link::send`](crate::Link::send).
     ///
     /// # Errors

@@ -210,13 +210,7 @@ impl Link for Tun {
             self.room = room;
             sent > 0
         };
-        if has_room {
-            self.counters.sent.count(outgoing.packet_bytes);
-            self.counters.sent_super += u64::from(outgoing.is_super());
-        } else {
-            self.counters.refused += 1;
-        }
-        Ok(has_room)
+        Ok(outgoing.count(&mut self.counters, has_room))
     }
 
     fn counters(&self) -> Counters {

@@ -8,11 +8,10 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, in_namespace};
+use common::{LIMIT, echo_request, in_namespace};
 use uncopy_core::random::{STEP, splitmix64};
-use uncopy_link::checksum::Sum;
 use uncopy_link::device;
-use uncopy_link::packet::{Layout, Validity, validate};
+use uncopy_link::packet::{Validity, validate};
 use uncopy_link::tun::Tun;
 use uncopy_link::{Link, MAX_PACKET_BYTES};
 use uncopy_tcp::options::Options;
@@ -154,44 +153,12 @@ fn an_echo_request_is_answered_with_a_right_checksum() {
         let mut link = create("mine");
         for family in [0, 1] {
             let body = bytes(1, 3001);
-            let icmp_bytes = u16::try_from(8 + body.len()).unwrap();
-            let (mut packet, kind) = match (OURS[family].parse().unwrap(), KERNEL[family].parse().unwrap()) {
-                (IpAddr::V4(from), IpAddr::V4(to)) => {
-                    let mut ip = etherparse::Ipv4Header::new(
-                        icmp_bytes,
-                        64,
-                        etherparse::IpNumber::ICMP,
-                        from.octets(),
-                        to.octets(),
-                    )
-                    .unwrap();
-                    ip.header_checksum = ip.calc_header_checksum();
-                    (ip.to_bytes().to_vec(), [8, 0])
-                }
-                (IpAddr::V6(from), IpAddr::V6(to)) => {
-                    let ip = etherparse::Ipv6Header {
-                        payload_length: icmp_bytes,
-                        next_header: etherparse::IpNumber::IPV6_ICMP,
-                        hop_limit: 64,
-                        source: from.octets(),
-                        destination: to.octets(),
-                        ..etherparse::Ipv6Header::default()
-                    };
-                    (ip.to_bytes().to_vec(), [128, 129])
-                }
-                _ => unreachable!(),
-            };
-            let at = packet.len();
-            packet.extend([kind[0], 0, 0, 0, 1, 2, 3, 4]);
-            packet.extend(&body);
-            let layout = Layout::of(&packet).unwrap();
-            let mut sum = if family == 1 { layout.pseudo_header(&packet) } else { Sum::default() };
-            sum.add(&packet[at..]);
-            packet[at + 2..at + 4].copy_from_slice(&sum.checksum().to_be_bytes());
+            let (mut packet, kind) = echo_request(OURS[family], KERNEL[family], &body);
+            let at = [20, 40][family];
             let (header, payload) = packet.split_at_mut(at);
             assert!(link.send(header, &[IoSlice::new(payload)], 0).expect("sends"));
             let answer = receive(&mut link, |packet| packet.ends_with(&body).then(|| packet.to_vec()));
-            assert_eq!((answer[at], &answer[at + 4..at + 8]), (kind[1], &[1, 2, 3, 4][..]));
+            assert_eq!((answer[at], &answer[at + 4..at + 8]), (kind, &[1, 2, 3, 4][..]));
             assert_eq!(validate(&answer, false), Validity::Valid);
         }
     });

@@ -10,10 +10,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, in_namespace};
+use common::{LIMIT, echo_request, in_namespace};
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
-use uncopy_link::checksum::Sum;
-use uncopy_link::packet::{Layout, Validity, validate};
+use uncopy_link::device;
+use uncopy_link::packet::{Validity, validate};
 use uncopy_link::xdp::{MAX_MTU_BYTES, Settings, SetupStep, Xdp, probe};
 use uncopy_link::{Link, MAX_PACKET_BYTES};
 
@@ -81,16 +81,21 @@ fn veth() -> Far {
     // Until the kernel has run its work for the carrier (net/core/link_watch.c), it drops what the far device sends.
     far.run(|| {
         common::wait_until("the far device is up", || is_up("far"));
-        common::wait_for_local_route(FAR[1].parse().unwrap());
+        assert!(device::wait_for_v6_route("far", FAR[1].parse().unwrap()));
     });
-    common::wait_for_local_route(BESIDE[1].parse().unwrap());
+    assert!(device::wait_for_v6_route("near", BESIDE[1].parse().unwrap()));
     far
+}
+
+/// Returns the state of a device, as iproute2 shows it.
+fn shown(device: &str) -> String {
+    let done = Command::new("ip").args(["link", "show", device]).output().expect("iproute2 is there");
+    String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
 /// True if the device's operational state is up (RFC 2863).
 fn is_up(device: &str) -> bool {
-    let shown = Command::new("ip").args(["link", "show", device]).output().expect("iproute2 is there");
-    String::from_utf8_lossy(&shown.stdout).contains("state UP")
+    shown(device).contains("state UP")
 }
 
 fn own() -> [(IpAddr, u8); 2] {
@@ -144,40 +149,6 @@ fn request<T>(
     }
 }
 
-/// Returns an echo request to the other namespace, and the type of its answer.
-fn echo_request(family: usize, body: &[u8]) -> (Vec<u8>, u8) {
-    let icmp_bytes = u16::try_from(8 + body.len()).unwrap();
-    let (mut packet, kind, answer) = match (OURS[family].parse().unwrap(), FAR[family].parse().unwrap()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let (from, to) = (from.octets(), to.octets());
-            let mut ip =
-                etherparse::Ipv4Header::new(icmp_bytes, 64, etherparse::IpNumber::ICMP, from, to).unwrap();
-            ip.header_checksum = ip.calc_header_checksum();
-            (ip.to_bytes().to_vec(), 8, 0)
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let ip = etherparse::Ipv6Header {
-                payload_length: icmp_bytes,
-                next_header: etherparse::IpNumber::IPV6_ICMP,
-                hop_limit: 64,
-                source: from.octets(),
-                destination: to.octets(),
-                ..etherparse::Ipv6Header::default()
-            };
-            (ip.to_bytes().to_vec(), 128, 129)
-        }
-        _ => unreachable!(),
-    };
-    let at = packet.len();
-    packet.extend([kind, 0, 0, 0, 1, 2, 3, 4]);
-    packet.extend(body);
-    let layout = Layout::of(&packet).unwrap();
-    let mut sum = if family == 1 { layout.pseudo_header(&packet) } else { Sum::default() };
-    sum.add(&packet[at..]);
-    packet[at + 2..at + 4].copy_from_slice(&sum.checksum().to_be_bytes());
-    (packet, answer)
-}
-
 #[test]
 fn a_neighbour_finds_us_and_its_packets_arrive() {
     with_veth("a_neighbour_finds_us_and_its_packets_arrive", |far| {
@@ -202,7 +173,7 @@ fn a_neighbour_is_found_and_what_waited_for_it_is_answered() {
         for family in [0, 1] {
             // The first packet waits for address resolution.
             for body in [vec![7; 1400], vec![8; 3]] {
-                let (mut packet, kind) = echo_request(family, &body);
+                let (mut packet, kind) = echo_request(OURS[family], FAR[family], &body);
                 let at = [20, 40][family];
                 let (header, payload) = packet.split_at_mut(at);
                 let answer = request(
@@ -216,13 +187,13 @@ fn a_neighbour_is_found_and_what_waited_for_it_is_answered() {
         }
         let far_away = link.send(&mut echo_to("192.0.2.1"), &[], 0).expect_err("no router");
         assert_eq!(far_away.kind(), io::ErrorKind::InvalidInput);
-        let (mut long, _) = echo_request(0, &[0; 1500]);
+        let (mut long, _) = echo_request(OURS[0], FAR[0], &[0; 1500]);
         assert_eq!(link.send(&mut long, &[], 0).expect_err("long").kind(), io::ErrorKind::InvalidInput);
     });
 }
 
 fn echo_to(to: &str) -> Vec<u8> {
-    let (mut packet, _) = echo_request(0, b"");
+    let (mut packet, _) = echo_request(OURS[0], FAR[0], b"");
     let IpAddr::V4(to) = to.parse().unwrap() else { unreachable!() };
     packet[16..20].copy_from_slice(&to.octets());
     packet
@@ -274,8 +245,7 @@ fn a_packet_whose_checksum_the_device_was_to_write_is_dropped_and_counted() {
 
 /// True if the device has an XDP program, according to iproute2.
 fn has_program(device: &str) -> bool {
-    let shown = Command::new("ip").args(["link", "show", device]).output().expect("iproute2 is there");
-    String::from_utf8_lossy(&shown.stdout).contains("xdp")
+    shown(device).contains("xdp")
 }
 
 #[test]

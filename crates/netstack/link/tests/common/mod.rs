@@ -1,7 +1,7 @@
 //! Network namespaces and bounded waits for tests of devices.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
-use std::net::Ipv6Addr;
+use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+use uncopy_link::checksum::Sum;
+use uncopy_link::packet::Layout;
 
 pub const LIMIT: Duration = Duration::from_secs(20);
 
@@ -41,19 +43,6 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "{what}: not within {LIMIT:?}");
         thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// Waits until the kernel receives packets for an IPv6 address that `ip` has added in this namespace, as
-/// `device::set_up` does for its own: the kernel inserts the route in a work queue (`addrconf_dad_work`).
-pub fn wait_for_local_route(address: Ipv6Addr) {
-    let digits: String = address.octets().iter().map(|byte| format!("{byte:02x}")).collect();
-    let entry = format!("{digits} 80 ");
-    wait_until("the route of the address", || {
-        std::fs::read_to_string("/proc/thread-self/net/ipv6_route")
-            .expect("the kernel has IPv6")
-            .lines()
-            .any(|line| line.starts_with(&entry))
-    });
 }
 
 /// Waits until the descriptor is readable. `None` after `limit`.
@@ -109,4 +98,38 @@ pub fn write_checksums(device: &str) {
 
 pub fn leave_checksums(device: &str) {
     set_checksum_offload(device, true);
+}
+
+/// Returns an echo request, and the type of its answer.
+pub fn echo_request(from: &str, to: &str, body: &[u8]) -> (Vec<u8>, u8) {
+    let icmp_bytes = u16::try_from(8 + body.len()).unwrap();
+    let (mut packet, kind, answer) = match (from.parse().unwrap(), to.parse().unwrap()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let (from, to) = (from.octets(), to.octets());
+            let mut ip =
+                etherparse::Ipv4Header::new(icmp_bytes, 64, etherparse::IpNumber::ICMP, from, to).unwrap();
+            ip.header_checksum = ip.calc_header_checksum();
+            (ip.to_bytes().to_vec(), 8, 0)
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let ip = etherparse::Ipv6Header {
+                payload_length: icmp_bytes,
+                next_header: etherparse::IpNumber::IPV6_ICMP,
+                hop_limit: 64,
+                source: from.octets(),
+                destination: to.octets(),
+                ..etherparse::Ipv6Header::default()
+            };
+            (ip.to_bytes().to_vec(), 128, 129)
+        }
+        _ => unreachable!(),
+    };
+    let at = packet.len();
+    packet.extend([kind, 0, 0, 0, 1, 2, 3, 4]);
+    packet.extend(body);
+    let layout = Layout::of(&packet).unwrap();
+    let mut sum = if to.contains(':') { layout.pseudo_header(&packet) } else { Sum::default() };
+    sum.add(&packet[at..]);
+    packet[at + 2..at + 4].copy_from_slice(&sum.checksum().to_be_bytes());
+    (packet, answer)
 }
