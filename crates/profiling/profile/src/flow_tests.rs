@@ -1,5 +1,6 @@
 use super::*;
 use proptest::prelude::*;
+use std::ops::Range;
 use uncopy_core::policy::Costs;
 
 const KIB: u64 = 1024;
@@ -57,6 +58,16 @@ impl Program {
 
     fn output(&mut self, stack: u32, fd: i32, from: u64, len: u64) {
         let event = self.event(recording::Call::Output, stack, fd, 0, from, len);
+        self.replay(&event);
+    }
+
+    fn forget(&mut self, stack: u32, from: u64, len: u64) {
+        let event = self.event(recording::Call::Forget, stack, -1, 0, from, len);
+        self.replay(&event);
+    }
+
+    fn relocate(&mut self, stack: u32, to: u64, from: u64, len: u64) {
+        let event = self.event(recording::Call::Relocate, stack, -1, to, from, len);
         self.replay(&event);
     }
 
@@ -189,8 +200,7 @@ fn a_reused_buffer_and_a_freed_one_hold_nothing_of_before() {
     assert_eq!(program.classes(), ["socket 2: 1(2x128)< 2(2x128)<0"]);
     let mut program = Program::new();
     program.input(1, 7, 0x10_0000, 64 * KIB);
-    let event = program.event(recording::Call::Forget, 0, -1, 0, 0x10_0000, 64 * KIB);
-    program.replay(&event);
+    program.forget(0, 0x10_0000, 64 * KIB);
     program.output(3, 9, 0x10_0000, 64 * KIB);
     assert_eq!(program.classes(), ["memory 1: 3(1x64)<", "socket 1: 1(1x64)<"]);
 }
@@ -310,6 +320,13 @@ struct Byte {
     site: u32,
 }
 
+/// Moves bytes of the model; those at `from` are gone.
+fn relocate<T: Copy>(memory: &mut [Option<T>], to: Range<usize>, from: Range<usize>) {
+    let moved = memory[from.clone()].to_vec();
+    memory[from].fill(None);
+    memory[to].copy_from_slice(&moved);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
@@ -355,16 +372,12 @@ proptest! {
                     site += 1;
                 }
                 Step::Forget(from, len) => {
-                    let event = program.event(recording::Call::Forget, stack, -1, 0, from, len);
-                    program.replay(&event);
+                    program.forget(stack, from, len);
                     memory[range(from, len)].fill(None);
                 }
                 Step::Relocate(to, from, len) => {
-                    let event = program.event(recording::Call::Relocate, stack, -1, to, from, len);
-                    program.replay(&event);
-                    let moved = memory[range(from, len)].to_vec();
-                    memory[range(from, len)].fill(None);
-                    memory[range(to, len)].copy_from_slice(&moved);
+                    program.relocate(stack, to, from, len);
+                    relocate(&mut memory, range(to, len), range(from, len));
                 }
             }
             let mut found = Vec::new();
@@ -413,16 +426,12 @@ proptest! {
                 }
                 Step::Output(..) => {}
                 Step::Forget(from, len) => {
-                    let event = program.event(recording::Call::Forget, stack, -1, 0, from, len);
-                    program.replay(&event);
+                    program.forget(stack, from, len);
                     memory[range(from, len)].fill(None);
                 }
                 Step::Relocate(to, from, len) => {
-                    let event = program.event(recording::Call::Relocate, stack, -1, to, from, len);
-                    program.replay(&event);
-                    let moved = memory[range(from, len)].to_vec();
-                    memory[range(from, len)].fill(None);
-                    memory[range(to, len)].copy_from_slice(&moved);
+                    program.relocate(stack, to, from, len);
+                    relocate(&mut memory, range(to, len), range(from, len));
                 }
             }
             let mut found = Vec::new();
