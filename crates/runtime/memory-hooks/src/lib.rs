@@ -26,10 +26,4 @@ mod first;
 mod malloc;
 pub mod memcpy;
 
-/// Looks up libc's functions. To be called once, when the library is loaded; a hook that is called earlier looks up
-/// its own.
-pub fn fill() {
-    memcpy::fill();
-    malloc::fill();
-    first::fill();
-}
+pub use malloc::fill_all as fill;

@@ -98,6 +98,13 @@ unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
     }
 }
 
+/// Looks up the functions that this crate's hooks call: when the library is loaded, or at an earlier allocation.
+pub fn fill_all() {
+    memcpy::fill();
+    fill();
+    first::fill();
+}
+
 unsafe fn real_malloc(len: usize) -> Pointer {
     if is_in_lookup() {
         return early::allocate(len);
@@ -106,9 +113,7 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         // The first allocation may come before this library's constructor. Copies go to libc from here on, too.
         // dlsym, which may be called by another library's constructor, must find the functions that it calls
         // itself.
-        memcpy::fill();
-        fill();
-        first::fill();
+        fill_all();
     }
     // SAFETY: malloc takes any length.
     retry_with_room(|| unsafe { MALLOC.call()(len) })
