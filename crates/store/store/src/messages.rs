@@ -2,17 +2,22 @@
 //! answers each question once, in order.
 
 /// Version of the messages and of [`State`](crate::state::State).
-pub const PROTOCOL: u64 = 2;
+pub const PROTOCOL: u64 = 3;
 
-/// `[HELLO, PROTOCOL]`: asks for a log. Answer: [`WELCOME`] and then [`LOG`], or [`UNAVAILABLE`].
+/// `[HELLO, PROTOCOL]`: asks for a log. Answer: [`WELCOME`] or [`WELCOME_MAPPED`], and then [`LOG`]; or
+/// [`UNAVAILABLE`].
 pub const HELLO: u64 = 1;
 /// `[WELCOME, log, epoch, length of the log in bytes, granule in bytes, machine]`, with the state's descriptor.
 pub const WELCOME: u64 = 2;
+/// `[WELCOME_MAPPED, log, length of the log in bytes, whether its memory is persistent]`, with the state's
+/// descriptor: the log is mapped and has the only copy of what is written.
+pub const WELCOME_MAPPED: u64 = 15;
 /// `[LOG]`, with the log's descriptor.
 pub const LOG: u64 = 3;
 /// `[UNAVAILABLE, error number]`: there is no log; 0: not yet.
 pub const UNAVAILABLE: u64 = 4;
-/// `[ADOPT, slot]`, with a file to log. Answer: `[ADOPTED, error of the sync]` or `[REFUSED, error number]`.
+/// `[ADOPT, slot]`, with a file to log; for a mapped log `[ADOPT, slot, entry, incarnation]`, the file's
+/// registration there. Answer: `[ADOPTED, error of the sync]` or `[REFUSED, error number]`.
 pub const ADOPT: u64 = 5;
 /// Answer to [`ADOPT`]: the file is logged.
 pub const ADOPTED: u64 = 6;

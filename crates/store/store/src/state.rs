@@ -4,7 +4,7 @@
 //! that is wrong about a file can only sync it too often or not at all.
 
 use core::sync::atomic::{
-    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
 };
 
 /// Offset of the slots, bytes. Children of the program do not share what lies before it.
@@ -48,6 +48,57 @@ pub struct FileSlot {
     pub flags: AtomicU32,
     /// Error number of the keeper's last sync, for the program's next one; 0: none.
     pub error: AtomicU32,
+    /// 1 while a thread of the program appends a record for the file to a mapped log.
+    appending: AtomicU32,
+    /// 1 if the program opened the file with O_APPEND, which the keeper clears while a mapped log has the file.
+    pub is_append: AtomicU32,
+    /// File offset of the program's descriptor in a mapped log, bytes: the kernel's offset does not move then.
+    pub position: AtomicU64,
+    /// Size of the file with its records in a mapped log, bytes.
+    pub size: AtomicU64,
+}
+
+/// An append to a mapped log in progress: the keeper waits for its end before it takes the file away.
+#[derive(Debug)]
+pub struct Append<'a>(&'a FileSlot);
+
+impl Drop for Append<'_> {
+    fn drop(&mut self) {
+        // A locked instruction: non-temporal stores of this thread are visible before the keeper goes on (Intel
+        // SDM, volume 3, "Methods of Caching Available", write combining).
+        self.0.appending.swap(0, SeqCst);
+    }
+}
+
+impl FileSlot {
+    /// Begins an append by the program; `None`: the keeper has taken the file, or a child may have written to it.
+    /// One thread at a time may call this for a file.
+    #[must_use]
+    pub fn begin_append(&self) -> Option<Append<'_>> {
+        self.appending.swap(1, SeqCst);
+        let append = Append(self);
+        (self.flags.load(SeqCst) & (UNRELIABLE | TOUCHED | FAILED) == 0).then_some(append)
+    }
+
+    /// Forbids further appends. An append in progress is not interrupted: see [`FileSlot::is_appending`].
+    pub fn stop_appends(&self) {
+        self.flags.fetch_or(UNRELIABLE, SeqCst);
+    }
+
+    /// Whether an append is in progress. After [`FileSlot::stop_appends`], false means that none will follow. The
+    /// program may die during one: then this stays true, and the record is whole or absent.
+    #[must_use]
+    pub fn is_appending(&self) -> bool {
+        self.appending.load(SeqCst) != 0
+    }
+
+    /// Prepares the slot for another file.
+    pub fn clear(&self) {
+        self.error.store(0, Release);
+        self.appending.store(0, Release);
+        self.is_append.store(0, Release);
+        self.flags.store(0, Release);
+    }
 }
 
 /// The shared memory of a program and its keeper.
