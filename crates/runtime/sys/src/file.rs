@@ -396,6 +396,16 @@ pub fn allocate(fd: impl Descriptor, len_bytes: u64) -> Result<(), Errno> {
     check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, 0, 0, len_bytes)) }).map(drop)
 }
 
+/// Allocates blocks for a range of a file, so that writes to it need no more room. The file's size stays.
+///
+/// # Errors
+/// Errors of fallocate(2): ENOSPC, or EOPNOTSUPP if the file system does not support it.
+pub fn reserve(fd: impl Descriptor, offset: u64, len_bytes: u64) -> Result<(), Errno> {
+    let mode = libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: fallocate(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, mode, offset, len_bytes)) }).map(drop)
+}
+
 /// Sets an extended attribute (xattr(7)).
 ///
 /// # Errors

@@ -14,6 +14,7 @@
 )]
 #![allow(missing_docs, reason = "as above")]
 
+use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{mode_t, off_t, ssize_t};
@@ -520,6 +521,7 @@ pub fn write(
             written
         }
         OngoingWrite::Logged(write) => write_logged(fd, at, parts, real, write),
+        OngoingWrite::Mapped(write) => write_mapped(fd, at, parts, real, write),
     }
 }
 
@@ -545,6 +547,28 @@ fn write_logged(
     written
 }
 
+/// Writes to a file in a mapped log.
+#[cold]
+fn write_mapped(
+    fd: ProgramFd,
+    at: WriteAt,
+    parts: &[Part],
+    real: Real<'_>,
+    write: store::MappedWrite,
+) -> ssize_t {
+    let (written, errno_after) = {
+        let _critical = Critical::enter();
+        let write = Cell::new(Some(write));
+        let call = |parts: &[Part]| match write.take() {
+            Some(write) => store::write_mapped(fd, at, parts, write, real),
+            None => real(parts),
+        };
+        (write_gathered(fd, parts, call), errno::get())
+    };
+    errno::set(errno_after);
+    written
+}
+
 fn write_under(
     fd: ProgramFd,
     at: WriteAt,
@@ -562,6 +586,11 @@ fn write_under(
         }
         written
     };
+    write_gathered(fd, parts, call)
+}
+
+/// Calls `call` with the parts' bytes where they lie: views of the engine are gathered.
+fn write_gathered(fd: ProgramFd, parts: &[Part], call: impl FnOnce(&[Part]) -> ssize_t) -> ssize_t {
     if !is_candidate(parts) {
         return call(parts);
     }

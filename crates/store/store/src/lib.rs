@@ -28,6 +28,7 @@ pub mod keeper;
 pub mod layout;
 pub mod log;
 pub mod log_files;
+pub mod mapped;
 pub mod mark;
 mod messages;
 pub mod overlay;

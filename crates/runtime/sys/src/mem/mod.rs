@@ -1,11 +1,13 @@
 //! Memory: mappings of our own, residency of their pages, and mapped files.
 
+mod file_mapping;
 mod files;
 mod mapping;
 mod residency;
 #[cfg(not(loom))]
 mod shared;
 
+pub use file_mapping::FileMapping;
 pub use files::*;
 pub use mapping::*;
 pub use residency::*;
