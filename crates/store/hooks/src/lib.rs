@@ -14,7 +14,8 @@
 )]
 #![allow(missing_docs, reason = "as above")]
 
-use core::cell::Cell;
+mod optimistic;
+
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{mode_t, off_t, ssize_t};
@@ -84,6 +85,7 @@ pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
     let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
     if let Ok(socket) = CString::new(socket) {
         fdtable::register(Feature::Log, &FD_CALLBACKS);
+        optimistic::switch_on();
         store::switch_on(socket, globs, always);
     }
 }
@@ -558,12 +560,8 @@ fn write_mapped(
 ) -> ssize_t {
     let (written, errno_after) = {
         let _critical = Critical::enter();
-        let write = Cell::new(Some(write));
-        let call = |parts: &[Part]| match write.take() {
-            Some(write) => store::write_mapped(fd, at, parts, write, real),
-            None => real(parts),
-        };
-        (write_gathered(fd, parts, call), errno::get())
+        let call = |parts: &[Part]| store::write_mapped(fd, at, parts, write, real);
+        (write_gathered(fd, parts, call, optimistic::note_logged), errno::get())
     };
     errno::set(errno_after);
     written
@@ -586,18 +584,26 @@ fn write_under(
         }
         written
     };
-    write_gathered(fd, parts, call)
+    write_gathered(fd, parts, call, |_, _| {})
 }
 
-/// Calls `call` with the parts' bytes where they lie: views of the engine are gathered.
-fn write_gathered(fd: ProgramFd, parts: &[Part], call: impl FnOnce(&[Part]) -> ssize_t) -> ssize_t {
+/// Calls `call` with the parts' bytes where they lie: views of the engine are gathered, and `note` is told of them.
+fn write_gathered(
+    fd: ProgramFd,
+    parts: &[Part],
+    call: impl FnOnce(&[Part]) -> ssize_t,
+    note: impl FnOnce(&Output, usize),
+) -> ssize_t {
     if !is_candidate(parts) {
         return call(parts);
     }
     let Some(output) = Output::begin(fd, parts) else { return call(parts) };
     let written = output.call(call);
     match usize::try_from(written) {
-        Ok(len_bytes) => output.finish(len_bytes),
+        Ok(len_bytes) => {
+            note(&output, len_bytes);
+            output.finish(len_bytes);
+        }
         Err(_) => drop(output),
     }
     written

@@ -1,6 +1,6 @@
 //! A file mapped shared, which children do not inherit.
 
-use super::mapping::map;
+use super::mapping::{map, replace};
 use crate::call::{kernel, syscall};
 use crate::descriptor::{Descriptor as _, OwnRef};
 use crate::errno::{Errno, check};
@@ -32,7 +32,7 @@ impl FileMapping {
         match advised {
             Ok(_) => Ok(mapping),
             Err(errno) => {
-                mapping.detach();
+                let _ = mapping.detach(core::iter::empty());
                 Err(errno)
             }
         }
@@ -50,16 +50,27 @@ impl FileMapping {
         self.len_bytes
     }
 
-    /// Replaces the mapping by inaccessible addresses, which nothing else is mapped at afterwards.
-    pub fn detach(&self) {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: the range is a mapping of this value, so nothing else is replaced. Later accesses by its users fault
-        // instead of reaching the file.
-        unsafe {
-            kernel!(
-                Map,
-                syscall!(libc::SYS_mmap, self.base, self.len_bytes, libc::PROT_NONE, flags, -1i32, 0)
-            )
+    /// Replaces the mapping by private memory: the `kept` ranges (offset and length, within the mapping) with their bytes,
+    /// zeroes elsewhere. Concurrent readers of the kept ranges find their bytes throughout.
+    ///
+    /// # Errors
+    /// Errors of mmap(2) and mremap(2).
+    pub fn detach(&self, kept: impl Iterator<Item = (usize, usize)>) -> Result<(), Errno> {
+        let fill = |to: usize| {
+            for (offset, kept_bytes) in kept {
+                debug_assert!(offset + kept_bytes <= self.len_bytes);
+                // SAFETY: both mappings are `len_bytes` long, and no other code knows the new one. The users of the kept
+                // ranges only read them.
+                unsafe {
+                    crate::bytes::copy(
+                        (to + offset) as *mut u8,
+                        (self.base + offset) as *const u8,
+                        kept_bytes,
+                    );
+                }
+            }
         };
+        // SAFETY: our own mapping of whole pages, of which only the kept ranges are still needed.
+        unsafe { replace(self.base, self.len_bytes, fill) }
     }
 }

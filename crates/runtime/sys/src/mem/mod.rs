@@ -1,5 +1,6 @@
 //! Memory: mappings of our own, residency of their pages, and mapped files.
 
+#[cfg(not(loom))]
 mod file_mapping;
 mod files;
 mod mapping;
@@ -7,6 +8,7 @@ mod residency;
 #[cfg(not(loom))]
 mod shared;
 
+#[cfg(not(loom))]
 pub use file_mapping::FileMapping;
 pub use files::*;
 pub use mapping::*;

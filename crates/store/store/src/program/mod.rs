@@ -8,6 +8,7 @@
 //! Leaving the log takes three steps: sync the file, remove its mark, make the removal durable. The program
 //! continues only after the third. Callers preserve `errno` and defer the program's signal handlers.
 
+pub mod chunk_pool;
 pub mod descriptors;
 mod forks;
 mod logged;
@@ -133,6 +134,12 @@ pub unsafe fn max_hold_ms(directory: ProgramFd, path: *const core::ffi::c_char) 
         Some(true) => MAX_LEASE_MS,
         _ => MAX_UNMARKED_MS,
     }
+}
+
+/// Takes memory in the mapped log that records can refer to; `None`: there is no such log, or no room now.
+#[must_use]
+pub fn alloc_chunk(len_bytes: usize) -> Option<chunk_pool::ChunkRun> {
+    session()?.mapped()?.alloc(len_bytes)
 }
 
 /// Returns whether a descriptor needs any handling.

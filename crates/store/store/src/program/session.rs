@@ -243,7 +243,8 @@ impl Session {
         self.end();
         drop(self.log_file.take());
         if let Some(log) = self.mapped() {
-            log.detach();
+            // If there is no memory for that, the process keeps a mapping of its own log.
+            let _ = log.detach();
         }
         self.memory.detach();
     }

@@ -20,7 +20,7 @@ use core::sync::atomic::{
     AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::MutexGuard;
-use uncopy_mapped::parts::{AppendError, Part as Bytes};
+use uncopy_mapped::parts::AppendError;
 use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::{self, Errno};
@@ -193,23 +193,17 @@ pub fn begin_write(fd: ProgramFd, slot: usize) -> Option<MappedWrite> {
 
 /// Calls `each` with consecutive pieces of `parts` that fit into one record, until it fails. Returns the number of bytes
 /// of the pieces before, and the failure.
-///
-/// # Safety
-/// All bytes of `parts` are readable.
-unsafe fn for_pieces<E>(
+fn for_pieces<E>(
     parts: &[Part],
     max_bytes: usize,
-    mut each: impl FnMut(usize, &[Bytes<'_>]) -> Result<(), E>,
+    mut each: impl FnMut(usize, &[Part]) -> Result<(), E>,
 ) -> (usize, Option<E>) {
     let (mut piece, mut piece_bytes, mut done_bytes) = (Vec::with_capacity(parts.len().min(MAX_PARTS)), 0, 0);
     let mut rest = parts.iter().copied().filter(|part| part.len_bytes > 0);
     let mut next = rest.next();
     while let Some(part) = next {
         let len_bytes = part.len_bytes.min(max_bytes - piece_bytes);
-        // SAFETY: the caller promises that the part's bytes are readable. Another thread of the program may change them
-        // meanwhile, as it may during write(2): the log then has either value of each byte.
-        let bytes = unsafe { core::slice::from_raw_parts(part.address as *const u8, len_bytes) };
-        piece.push(Bytes::Bytes(bytes));
+        piece.push(Part { len_bytes, ..part });
         piece_bytes += len_bytes;
         next = if len_bytes < part.len_bytes {
             Some(Part { address: part.address + len_bytes, len_bytes: part.len_bytes - len_bytes })
@@ -266,10 +260,9 @@ impl MappedWrite {
         }
         let max_bytes = MAX_PIECE_BYTES.min(log.max_record_bytes() / 2);
         let target = Target { session, log, slot, id: mapped.id, moves: at == WriteAt::Position };
-        // SAFETY: the kernel has just read a word of each page of each part.
-        let (written, failure) = unsafe {
-            for_pieces(parts, max_bytes, |done_bytes, piece| target.append(offset + done_bytes as u64, piece))
-        };
+        let (written, failure) = for_pieces(parts, max_bytes, |done_bytes, piece| {
+            target.append(offset + done_bytes as u64, piece)
+        });
         mapped.unsynced_bytes += written;
         match failure {
             Some(_) if written == 0 && slot.flags.load(Acquire) & FAILED != 0 => {
@@ -299,17 +292,24 @@ impl Target<'_> {
         self.slot.begin_append().ok_or(())
     }
 
-    fn append(&self, offset: u64, piece: &[Bytes<'_>]) -> Result<(), ()> {
+    /// Appends a record. The caller has found the bytes to be readable.
+    fn append(&self, offset: u64, piece: &[Part]) -> Result<(), ()> {
+        // SAFETY: the kernel has just read a word of each page of each part. Parts in the log's memory are views of the
+        // engine, which do not change before the record is retired.
+        let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
         let mut append = self.begin()?;
-        if self.log.append(self.id, offset, piece) == Err(AppendError::Full) {
-            // The keeper may be waiting for the end of this append.
-            drop(append);
-            self.session.request(&[MAKE_ROOM]).map_err(drop)?;
-            append = self.begin()?;
-            self.log.append(self.id, offset, piece).map_err(drop)?;
+        match self.log.append(self.id, offset, &bytes) {
+            Ok(()) => {}
+            Err(AppendError::Full) => {
+                // The keeper may be waiting for the end of this append.
+                drop(append);
+                self.session.request(&[MAKE_ROOM]).map_err(drop)?;
+                append = self.begin()?;
+                self.log.append(self.id, offset, &bytes).map_err(drop)?;
+            }
+            Err(_) => return Err(()),
         }
-        let bytes = piece.iter().map(|part| if let Bytes::Bytes(bytes) = part { bytes.len() } else { 0 });
-        let end = offset + bytes.sum::<usize>() as u64;
+        let end = offset + piece.iter().map(|part| part.len_bytes).sum::<usize>() as u64;
         self.slot.size.fetch_max(end, AcqRel);
         if self.moves {
             self.slot.position.store(end, Release);
@@ -464,7 +464,7 @@ fn settle_alone(session: &Session, fd: ProgramFd, slot: usize, id: FileId) -> Re
     }
     let log = session.mapped().ok_or(Errno(libc::EIO))?;
     state.stop_appends();
-    digest::settle(fd, state, &mut log.digester()?, id)?;
+    digest::settle(fd, state, &mut log.digester()?, log.chunks(), id)?;
     state.flags.fetch_or(SETTLED, AcqRel);
     uncopy_sys::file_lock::release_lease(fd);
     Ok(())
