@@ -11,11 +11,17 @@
 pub mod descriptors;
 mod forks;
 mod logged;
+mod mapped_stub;
+mod paths;
 mod session;
 mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
+pub use mapped_stub::{
+    has_mapped_files, is_append_hidden, mapped_departures, mapped_size, seek, settle_inherited,
+};
+pub use paths::{renamed, stop_logging_at};
 
 use crate::mark;
 use crate::messages::{ADOPT, ADOPTED};
@@ -134,6 +140,12 @@ pub unsafe fn max_hold_ms(directory: ProgramFd, path: *const core::ffi::c_char) 
 #[must_use]
 pub fn is_tracked(fd: ProgramFd) -> bool {
     is_on() && descriptors::kind(fd) != Kind::Unknown
+}
+
+/// Returns whether the process that this one was forked from logged a descriptor's file.
+#[must_use]
+pub fn is_inherited(fd: ProgramFd) -> bool {
+    matches!(descriptors::kind(fd), Kind::Inherited(_))
 }
 
 /// Returns whether a descriptor's file is logged, by this process or by the one that it was forked from.
@@ -468,25 +480,6 @@ pub fn detach() {
 /// Disables the hooks after [`detach`].
 pub fn disable() {
     IS_ON.store(false, Release);
-}
-
-/// Prepares for renaming or unlinking `path`: the file there leaves the log, and its records, which have the
-/// old path, are retired.
-///
-/// # Safety
-/// `path` points to a NUL-terminated string, or to memory that the kernel refuses to read (EFAULT).
-pub unsafe fn renamed(directory: ProgramFd, path: *const core::ffi::c_char) {
-    // SAFETY: the caller passes a path that is NUL-terminated or that the kernel refuses to read.
-    let Ok(inode) = (unsafe { file::inode_at(directory, path) }) else { return };
-    for fd in descriptors::known() {
-        let is_it = || file::status(fd).is_ok_and(|status| (status.device, status.inode) == inode);
-        if matches!(descriptors::kind(fd), Kind::Logged(_)) && is_it() {
-            stop_logging(fd, true);
-        }
-    }
-    if let Some(session) = session() {
-        session.wait_until_retired(inode);
-    }
 }
 
 /// Notes that a descriptor was duplicated.
