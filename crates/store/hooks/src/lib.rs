@@ -15,7 +15,7 @@
 #![allow(missing_docs, reason = "as above")]
 
 use core::ffi::{c_char, c_int, c_long, c_ulong, c_void};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use libc::{mode_t, off_t, ssize_t};
 use std::ffi::CString;
 use uncopy_core::stats::Counter;
@@ -94,11 +94,12 @@ pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
     }
 }
 
-/// Runs `work` in a critical section and preserves `errno`.
+/// Runs `work`, which may take files out of the log, in a critical section and preserves `errno`.
 fn with_errno_saved(work: impl FnOnce()) {
     let _errno = errno::SavedErrno::new();
     let _critical = Critical::enter();
     work();
+    count_departures();
 }
 
 #[cold]
@@ -185,7 +186,6 @@ alias!(__openat64_2 = __openat_2 (directory: ProgramFd, path: Path, flags: c_int
 
 /// Syncs a file: by the log, or by calling `real`.
 fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
-    static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
     settle(fd);
     let errno_before = errno::get();
     // A critical section restores the errno that it began with.
@@ -193,10 +193,9 @@ fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
         let _critical = Critical::enter();
         (store::sync(fd, real), errno::get())
     };
+    count_departures();
     if let Some(bytes) = synced.logged_bytes {
-        if !ARE_PUBLISHED.swap(true, Relaxed) {
-            activation::begin_without_engine();
-        }
+        publish_counters();
         counters::add(Counter::LogSyncs, 1);
         counters::add(Counter::LogBytes, bytes);
     }
@@ -211,6 +210,31 @@ entry!(fsync FSYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
 entry!(fdatasync FDATASYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
     sync_file(fd, || FDATASYNC.call()(fd))
 });
+
+/// Creates the file of the counters, once: the engine, which does so too, may not be needed.
+fn publish_counters() {
+    static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
+    if !ARE_PUBLISHED.load(Relaxed) && !ARE_PUBLISHED.swap(true, Relaxed) {
+        activation::begin_without_engine();
+    }
+}
+
+/// Counts a write that went to a mapped log alone.
+pub fn count_append(len_bytes: usize) {
+    publish_counters();
+    counters::add(Counter::LogAppends, 1);
+    counters::add(Counter::LogAppendedBytes, len_bytes);
+}
+
+/// Counts the files that have left a mapped log since the last call.
+fn count_departures() {
+    static COUNTED: AtomicU64 = AtomicU64::new(0);
+    let departures = store::mapped_departures();
+    let counted = COUNTED.fetch_max(departures, Relaxed);
+    if departures > counted {
+        counters::add(Counter::LogDepartures, (departures - counted) as usize);
+    }
+}
 
 fn before_sync_of_all() {
     with_errno_saved(|| store::stop_logging_all(true));

@@ -122,7 +122,9 @@ pub fn make_private_directory(directory: &CStr) -> Result<(), Errno> {
             return Err(Errno(crate::errno::get()));
         }
         let mut found: libc::stat = core::mem::zeroed();
-        check(i64::from(kernel!(Stat, libc::lstat(directory.as_ptr(), &mut found))))?;
+        let (here, no_follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_NOFOLLOW);
+        let path = directory.as_ptr();
+        check(kernel!(Stat, syscall!(libc::SYS_newfstatat, here, path, &raw mut found, no_follow)))?;
         let ours = found.st_mode & libc::S_IFMT == libc::S_IFDIR
             && found.st_uid == libc::geteuid()
             && found.st_mode & 0o777 == 0o700;

@@ -10,13 +10,15 @@ pub const fn has_mapped_files() -> bool {
     false
 }
 
-/// Returns the number of files that have left a mapped log so far.
+/// Returns how often a file of this process has left a mapped log. The number changes after the kernel's file has all
+/// bytes, and before [`mapped_size`] does not know the file any more.
 #[must_use]
 pub const fn mapped_departures() -> u64 {
     0
 }
 
-/// Returns the size of a regular file with its records in a mapped log, bytes; `None`: no mapped log has it.
+/// Returns the size of a regular file with its records in a mapped log, bytes; `None`: no mapped log has it. A file
+/// that was closed is known until the keeper has digested it.
 #[must_use]
 pub const fn mapped_size(_device: u64, _inode: u64) -> Option<u64> {
     None
