@@ -1,5 +1,6 @@
 //! Keeper process of the logs of `uncopy run --log`: the hidden command `uncopy log keep`.
 
+use super::memory::{self, Memory};
 use super::recover;
 use crate::args;
 use crate::live;
@@ -15,6 +16,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use uncopy_core::options::LogMode;
 use uncopy_core::stats::StatsName;
 use uncopy_store::keeper::{Keeper, Settings};
 use uncopy_store::log_files::{self, RecoveryOptions};
@@ -31,6 +33,10 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let directory = &options.directory;
     let name = Quoted(directory.as_os_str());
     make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
+    let is_emulated = match options.mode {
+        LogMode::Beside => options.emulates_dax,
+        LogMode::Only => memory::of_logs(directory, options.emulates_dax)? == Memory::Emulated,
+    };
     let logs = log_files::logs(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     // Logs that cannot be recovered are reported by `recover`.
     recover(&logs, &RecoveryOptions::default(), false);
@@ -38,7 +44,7 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let opened = live::make_own_directory(live::shared_memory());
     let opened =
         opened.map_err(|error| format!("{}: {}", Quoted(live_directory.as_os_str()), Reason(&error)))?;
-    if options.emulates_dax {
+    if is_emulated {
         output::print_message(format_args!("the log emulates DAX: nothing survives power loss"));
     }
     let name = StatsName { pid: std::process::id(), namespace: live::own_namespace() };
@@ -68,6 +74,9 @@ fn spawn(options: &LogSettings, socket: &Path) -> io::Result<()> {
         .arg(&options.directory)
         .args(["--log-size".into(), OsString::from(options.len_bytes.to_string())])
         .args(options.emulates_dax.then_some("--emulate-dax"))
+        .args(
+            (options.mode == LogMode::Only).then_some(["--mode", LogMode::Only.word()]).into_iter().flatten(),
+        )
         .arg("--socket")
         .arg(socket)
         .args(["--root".into(), OsString::from(std::process::id().to_string())])

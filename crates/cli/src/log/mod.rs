@@ -1,6 +1,7 @@
 //! `uncopy log`: shows the logs of `run --log`, and recovers them after a crash.
 
 pub mod keeper;
+mod memory;
 mod wait;
 
 use crate::args;

@@ -83,7 +83,7 @@ pub fn modified_ns(fd: impl Descriptor) -> Result<u64, Errno> {
     Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.tv_nsec)))
 }
 
-/// Returns device and inode of the file that a path names, without following a symbolic link.
+/// Returns device and inode of the file that a path names. `flags` are those of fstatat(2).
 ///
 /// # Errors
 /// Errors of newfstatat(2).
@@ -93,11 +93,11 @@ pub fn modified_ns(fd: impl Descriptor) -> Result<u64, Errno> {
 pub unsafe fn inode_at(
     directory: impl Descriptor,
     path: *const core::ffi::c_char,
+    flags: i32,
 ) -> Result<(u64, u64), Errno> {
     // SAFETY: an all-zero stat is valid and fstatat(2) fills it; the caller vouches for `path`.
     unsafe {
         let mut found: libc::stat = core::mem::zeroed();
-        let flags = libc::AT_SYMLINK_NOFOLLOW;
         check(kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)))?;
         Ok((found.st_dev, found.st_ino))
     }

@@ -13,15 +13,17 @@ pub mod descriptors;
 mod forks;
 mod logged;
 mod mapped_log;
+mod paths;
 mod session;
 mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::mapped::{
-    MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_size, prepare_stat, seek,
+    MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures, mapped_size, seek,
     settle_inherited, write_mapped,
 };
 pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
+pub use paths::{removed, renamed, stop_logging_at};
 
 use crate::mark;
 use crate::messages::{ADOPT, ADOPTED};
@@ -147,6 +149,12 @@ pub fn alloc_chunk(len_bytes: usize) -> Option<chunk_pool::ChunkRun> {
 #[must_use]
 pub fn is_tracked(fd: ProgramFd) -> bool {
     is_on() && descriptors::kind(fd) != Kind::Unknown
+}
+
+/// Returns whether the process that this one was forked from logged a descriptor's file.
+#[must_use]
+pub fn is_inherited(fd: ProgramFd) -> bool {
+    matches!(descriptors::kind(fd), Kind::Inherited(_))
 }
 
 /// Returns whether a descriptor's file is logged, by this process or by the one that it was forked from.
@@ -501,54 +509,6 @@ pub fn detach() {
 /// Disables the hooks after [`detach`].
 pub fn disable() {
     IS_ON.store(false, Release);
-}
-
-/// Takes the file at `path` out of the log if this process has it open. Returns its device and inode.
-///
-/// # Safety
-/// As for [`renamed`].
-unsafe fn stop_logging_at(directory: ProgramFd, path: *const core::ffi::c_char) -> Option<(u64, u64)> {
-    // SAFETY: the caller passes a path that is NUL-terminated or that the kernel refuses to read.
-    let inode = unsafe { file::inode_at(directory, path) }.ok()?;
-    for fd in descriptors::known() {
-        let is_it = || file::status(fd).is_ok_and(|status| (status.device, status.inode) == inode);
-        if matches!(descriptors::kind(fd), Kind::Logged(_)) && is_it() {
-            stop_logging(fd, true);
-        }
-    }
-    Some(inode)
-}
-
-/// Prepares for renaming `path`: the file there leaves the log, and its records, which have the old path, are retired.
-///
-/// # Safety
-/// `path` points to a NUL-terminated string, or to memory that the kernel refuses to read (EFAULT).
-pub unsafe fn renamed(directory: ProgramFd, path: *const core::ffi::c_char) {
-    // SAFETY: as the caller promises.
-    let (Some(inode), Some(session)) = (unsafe { stop_logging_at(directory, path) }, session()) else {
-        return;
-    };
-    if session.is_mapped() {
-        logged::mapped::settle_closed(session, inode);
-    } else {
-        session.wait_until_retired(inode);
-    }
-}
-
-/// Prepares for removing `path`. A closed file in a mapped log stays there: if this was its last link, its records need
-/// not be written anywhere.
-///
-/// # Safety
-/// As for [`renamed`].
-pub unsafe fn removed(directory: ProgramFd, path: *const core::ffi::c_char) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        if session().is_some_and(Session::is_mapped) {
-            stop_logging_at(directory, path);
-        } else {
-            renamed(directory, path);
-        }
-    }
 }
 
 /// Notes that a descriptor was duplicated.

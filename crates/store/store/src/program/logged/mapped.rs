@@ -17,7 +17,7 @@ use crate::program::{Synced, inherited_session, is_forced, session, touch, trial
 use crate::state::{Append, FAILED, FileSlot, HELD, SETTLED, TOUCHED, UNRELIABLE};
 use core::ffi::c_int;
 use core::sync::atomic::{
-    AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::MutexGuard;
 use uncopy_mapped::parts::AppendError;
@@ -42,6 +42,15 @@ const MAX_WAIT_MS: u64 = 60_000;
 
 /// Whether a file of this process has ever been in a mapped log.
 static HAS_MAPPED: AtomicBool = AtomicBool::new(false);
+
+/// Number of files of this process that have left a mapped log.
+static DEPARTURES: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of files of this process that have left a mapped log before they were closed.
+#[must_use]
+pub fn mapped_departures() -> u64 {
+    DEPARTURES.load(Relaxed)
+}
 
 /// Whether files of this process may be in a mapped log. Hooks read this single byte.
 #[inline(always)]
@@ -413,6 +422,7 @@ impl Tracked {
                 settle_alone(session, fd, slot, id).inspect_err(|why| report_failure(session, slot, *why))?
             }
         }
+        DEPARTURES.fetch_add(1, Relaxed);
         note_left(inner.take());
         if let Some(log) = session.mapped() {
             log.leave(id);
@@ -510,28 +520,7 @@ pub fn mapped_size(device: u64, inode: u64) -> MappedSize {
     }
 }
 
-/// Prepares for a stat by descriptor. Returns the size of the file with its records in the log, which the answer has at
-/// least; `None`: the kernel knows.
-#[must_use]
-pub fn prepare_stat(fd: ProgramFd) -> Option<u64> {
-    match descriptors::kind(fd) {
-        Kind::Inherited(_) => settle_inherited(fd),
-        Kind::Logged(slot) => {
-            let session = session().filter(|session| session.mapped().is_some())?;
-            let state = session.slot(slot);
-            if state.flags.load(Acquire) & UNRELIABLE != 0 {
-                // Others may have changed the file since.
-                crate::program::stop_logging(fd, true);
-                return None;
-            }
-            return Some(state.size.load(Acquire));
-        }
-        _ => {}
-    }
-    None
-}
-
-/// Moves the file offset of a file in the mapped log. `None`: the kernel does it.
+/// Moves the file offset of a file in the mapped log. `None`: the kernel does it, after the file has left the log.
 #[must_use]
 pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Errno>> {
     let slot = match descriptors::kind(fd) {
@@ -545,11 +534,10 @@ pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Err
     let session = session().filter(|session| session.mapped().is_some())?;
     let state = session.slot(slot);
     let is_simple = matches!(whence, libc::SEEK_SET | libc::SEEK_CUR | libc::SEEK_END);
-    if !is_simple || state.flags.load(Acquire) & UNRELIABLE != 0 {
-        crate::program::stop_logging(fd, true);
+    if !is_simple {
         return None;
     }
-    let mapped = begin_write(fd, slot)?;
+    let _mapped = begin_write(fd, slot)?;
     let from = match whence {
         libc::SEEK_SET => 0,
         libc::SEEK_CUR => state.position.load(Acquire),
@@ -567,11 +555,7 @@ pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Err
             state.position.store(to as u64, Release);
             Some(Ok(to as u64))
         }
-        _ => {
-            drop(mapped);
-            crate::program::stop_logging(fd, true);
-            None
-        }
+        _ => None,
     }
 }
 
