@@ -59,6 +59,7 @@ pub struct LogSettings {
     /// Length of each log (`--log-size`), bytes.
     pub len_bytes: u64,
     pub emulates_dax: bool,
+    pub mode: uncopy_store::keeper::Mode,
 }
 
 /// Checks every option and puts those of the command line into `environment`.
@@ -135,6 +136,7 @@ pub fn resolve(
                 directory: Path::new(OsStr::from_bytes(directory)).to_owned(),
                 len_bytes: options.log_bytes,
                 emulates_dax: options.log_emulates_dax,
+                mode: uncopy_store::keeper::Mode::Beside,
             },
         ),
         uses_net: options.net.is_some() && !options.off,

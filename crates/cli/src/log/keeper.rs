@@ -16,7 +16,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use uncopy_core::stats::StatsName;
-use uncopy_store::keeper::{Keeper, Settings};
+use uncopy_store::keeper::{Keeper, Mode, Settings};
 use uncopy_store::log_files::{self, RecoveryOptions};
 
 /// Line that the keeper prints once programs can find it.
@@ -62,12 +62,21 @@ fn make_private(directory: &Path) -> io::Result<()> {
     if is_private { Ok(()) } else { Err(io::Error::other(why)) }
 }
 
+/// Returns the word for a mode on the keeper's command line.
+const fn name_of(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Beside => "beside",
+        Mode::Only => "only",
+    }
+}
+
 fn spawn(options: &LogSettings, socket: &Path) -> io::Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .args(["log", "keep"])
         .arg(&options.directory)
         .args(["--log-size".into(), OsString::from(options.len_bytes.to_string())])
         .args(options.emulates_dax.then_some("--emulate-dax"))
+        .args(["--mode", name_of(options.mode)])
         .arg("--socket")
         .arg(socket)
         .args(["--root".into(), OsString::from(std::process::id().to_string())])
@@ -90,7 +99,12 @@ pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
     let (log_bytes, root) = (number(args::LOG_SIZE), number(args::ROOT));
     let socket =
         matches.get_one::<OsString>(args::SOCKET).and_then(|socket| CString::new(socket.as_bytes()).ok());
-    let (Some(log_bytes), Some(root), Some(socket)) = (log_bytes, root, socket) else { return EXIT_USAGE };
+    let mode = [Mode::Beside, Mode::Only]
+        .into_iter()
+        .find(|mode| matches.get_one::<OsString>(args::LOG_MODE).is_some_and(|name| name == name_of(*mode)));
+    let (Some(log_bytes), Some(root), Some(socket), Some(mode)) = (log_bytes, root, socket, mode) else {
+        return EXIT_USAGE;
+    };
     let Ok(root) = u32::try_from(root) else { return EXIT_USAGE };
     os::close_inherited();
     match os::fork_detached() {
@@ -100,7 +114,7 @@ pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
     }
     let directory = directory.to_owned();
     let emulates_dax = matches.get_flag(args::EMULATE_DAX);
-    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, socket, root_pid: root }) {
+    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, mode, socket, root_pid: root }) {
         Ok(keeper) => {
             let written = io::stdout().write_all(READY.as_bytes()).and_then(|()| os::close_stdout());
             if written.is_err() {
