@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_mapped::digest::Digester;
+use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::{Flushing, Mapping};
 use uncopy_mapped::memory::Persistent as _;
@@ -183,6 +184,12 @@ impl MappedLog {
         }
         let log_bytes = lock(&self.log).superblock().len_bytes as usize;
         Digester::open(mapping(&self.memory, 0..log_bytes, self.is_persistent)?).map_err(|_| Errno(libc::EIO))
+    }
+
+    /// Returns the end of the records.
+    #[must_use]
+    pub fn head(&self) -> Lsn {
+        lock(&self.log).head()
     }
 
     /// Returns the chunks that records refer to.

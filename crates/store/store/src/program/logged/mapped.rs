@@ -7,7 +7,7 @@
 use super::{FILES, Tracked, WriteAt, file_at, note_left};
 use crate::layout::Identity;
 use crate::lock;
-use crate::mapped::digest;
+use crate::mapped::digest::{self, DigestError};
 use crate::mark;
 use crate::messages::{DONE, DROP, MAKE_ROOM};
 use crate::program::descriptors::{self, Kind};
@@ -474,7 +474,7 @@ fn settle_alone(session: &Session, fd: ProgramFd, slot: usize, id: FileId) -> Re
     }
     let log = session.mapped().ok_or(Errno(libc::EIO))?;
     state.stop_appends();
-    digest::settle(fd, state, &mut log.digester()?, log.chunks(), id)?;
+    digest::settle(fd, state, &mut log.digester()?, id, log.head()).map_err(DigestError::errno)?;
     state.flags.fetch_or(SETTLED, AcqRel);
     uncopy_sys::file_lock::release_lease(fd);
     Ok(())
