@@ -248,7 +248,7 @@ impl Tracked {
     /// Syncs the file; `None`: it is not logged any more.
     pub fn sync(&self, fd: ProgramFd, real: &impl Fn() -> c_int) -> Option<Synced> {
         if session().is_some_and(Session::is_mapped) {
-            return self.sync_mapped(fd, real);
+            return self.sync_in_log(fd).or_else(|| self.leave_by_mapped_sync(fd, real));
         }
         let plain = |result| Some(Synced::plain(result));
         let begun_ns = clock::now_ns();

@@ -19,8 +19,8 @@ mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::mapped::{
-    MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures, mapped_size, seek,
-    settle_inherited, write_mapped,
+    Appended, MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures, mapped_size,
+    seek, settle_inherited, write_mapped,
 };
 pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
 pub use paths::{removed, renamed, stop_logging_at};
@@ -270,6 +270,14 @@ impl Synced {
     const fn plain(result: c_int) -> Self {
         Self { result, logged_bytes: None }
     }
+}
+
+/// Syncs a file in a mapped log without a system call; `None`: [`sync`] has to be called.
+#[must_use]
+pub fn sync_mapped(fd: ProgramFd) -> Option<Synced> {
+    let Kind::Logged(slot) = descriptors::kind(fd) else { return None };
+    session()?.mapped()?;
+    file_at(slot).sync_in_log(fd)
 }
 
 /// Syncs a file for the program: by the log, or by calling `real`.
