@@ -4,7 +4,7 @@ pub mod mapped;
 
 use super::descriptors::{self, CountedWrite, Kind};
 use super::session::Session;
-use super::{Synced, answer, count_leave, forks, is_forced, session, touch, trial};
+use super::{Synced, answer, count_leave, forks, inherited_session, is_forced, session, touch, trial};
 use crate::capture::Capture;
 use crate::layout::Identity;
 use crate::lock;
@@ -134,9 +134,12 @@ pub fn begin_write(fd: ProgramFd) -> OngoingWrite {
                     return OngoingWrite::Counted(counted);
                 }
             }
+            Kind::Inherited(_) if inherited_session().is_some_and(Session::is_mapped) => {
+                mapped::settle_inherited(fd);
+                return OngoingWrite::Plain;
+            }
             Kind::Inherited(slot) => {
                 touch(slot, 0);
-                mapped::settle_inherited(fd);
                 return OngoingWrite::Plain;
             }
             Kind::Logged(slot) if session().is_some_and(Session::is_mapped) => {

@@ -13,8 +13,8 @@ use crate::messages::{DONE, DROP, MAKE_ROOM};
 use crate::program::descriptors::{self, Kind};
 use crate::program::mapped_log::MappedLog;
 use crate::program::session::Session;
-use crate::program::{Synced, inherited_session, is_forced, session, touch, trial};
-use crate::state::{FAILED, FileSlot, HELD, SETTLED, TOUCHED, UNRELIABLE};
+use crate::program::{Synced, forks, inherited_session, is_forced, session, touch, trial};
+use crate::state::{FAILED, FileSlot, HELD, MAX_FILES, SETTLED, TOUCHED, UNRELIABLE};
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -423,7 +423,7 @@ impl Tracked {
     }
 
     /// Takes the file out of the mapped log: the kernel has all of it then. After an error the file stays in the log.
-    pub(super) fn leave_mapped(
+    pub(in crate::program) fn leave_mapped(
         &self,
         fd: ProgramFd,
         inner: &mut Option<super::Logged>,
@@ -582,26 +582,47 @@ pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Err
 /// Whether the keeper has cleared O_APPEND of the descriptor's open file description.
 #[must_use]
 pub fn is_append_hidden(fd: ProgramFd) -> bool {
-    let session = match descriptors::kind(fd) {
-        Kind::Logged(_) => session(),
-        Kind::Inherited(_) => inherited_session(),
-        _ => None,
-    };
-    let (Kind::Logged(slot) | Kind::Inherited(slot)) = descriptors::kind(fd) else { return false };
-    session.is_some_and(|session| session.is_mapped() && session.slot(slot).is_append.load(Acquire) != 0)
+    let Kind::Logged(slot) = descriptors::kind(fd) else { return false };
+    session().is_some_and(|session| session.is_mapped() && session.slot(slot).is_append.load(Acquire) != 0)
 }
 
-/// Has the parent's keeper take an inherited file out of the parent's mapped log, before this process uses it.
+/// Has the parent's keeper take an inherited file out of the parent's mapped log, before this process uses it. The
+/// parent does not log the file again while this process lives.
 pub fn settle_inherited(fd: ProgramFd) {
     let Kind::Inherited(slot) = descriptors::kind(fd) else { return };
     let Some(session) = inherited_session().filter(|session| session.is_mapped()) else { return };
-    touch(slot, 0);
-    let state = session.slot(slot);
-    let since_ms = clock::now_ms();
-    // Breaks the keeper's lease, and waits for its end. The file may not be readable, then the keeper sees the flag.
-    let _ = file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK);
-    while state.flags.load(Acquire) & (HELD | SETTLED) == HELD && clock::now_ms() - since_ms < MAX_WAIT_MS {
-        clock::sleep_10_ms();
+    let until_ms = clock::now_ms() + MAX_WAIT_MS;
+    // Announced before the lease is looked at: the parent's keeper takes the lease, and then the parent looks for
+    // announcements.
+    forks::pass_on(descriptors::opened_at(fd));
+    let slots = if slot == descriptors::NO_SLOT {
+        // Breaks a lease that the keeper has taken meanwhile. Without permission to open the file, all files of the
+        // parent leave its log.
+        match wait_for_lease(fd, until_ms) {
+            Ok(()) => 0..0,
+            Err(_) => 0..MAX_FILES,
+        }
+    } else {
+        // The flag alone suffices, but the keeper looks at it only from time to time.
+        slot..slot + 1
+    };
+    for slot in slots {
+        touch(slot, 0);
+        let _ = file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK);
+        let flags = &session.slot(slot).flags;
+        while flags.load(Acquire) & (HELD | SETTLED) == HELD && clock::now_ms() < until_ms {
+            clock::sleep_10_ms();
+        }
     }
     descriptors::set(fd, Kind::Refused);
+}
+
+/// Waits until no lease keeps others from writing to a file.
+fn wait_for_lease(fd: ProgramFd, until_ms: u64) -> Result<(), Errno> {
+    loop {
+        match file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK) {
+            Err(Errno::EAGAIN) if clock::now_ms() < until_ms => clock::sleep_10_ms(),
+            opened => return opened.map(drop),
+        }
+    }
 }
