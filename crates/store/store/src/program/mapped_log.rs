@@ -177,7 +177,7 @@ impl MappedLog {
     /// retired; memory from [`MappedLog::alloc`] that was filled does not.
     #[must_use]
     pub unsafe fn part<'a>(&self, part: uncopy_sys::iovec::Part) -> Part<'a> {
-        match self.pool.reference(part) {
+        match self.pool.reference(part).filter(|_| super::REFERS.load(Relaxed)) {
             Some(reference) => Part::Reference(reference),
             // SAFETY: the caller promises that the bytes are readable. Another thread of the program may change them
             // meanwhile, as it may during write(2): the log then has either value of each byte.
