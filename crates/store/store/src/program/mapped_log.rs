@@ -7,6 +7,7 @@ use super::chunk_pool::{ChunkPool, ChunkRun};
 use crate::layout::Identity;
 use crate::lock;
 use crate::log_files::boot;
+use crate::state::{Moment, State};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::Mutex;
@@ -122,11 +123,17 @@ impl MappedLog {
         file::status(self.file).is_ok_and(|status| status.len_bytes >= self.memory.len_bytes() as u64)
     }
 
-    /// Appends a write and makes it durable.
+    /// Appends a write, makes it durable, and announces the end of the records in `state`.
     ///
     /// # Errors
     /// See [`AppendError`]; `TooLong` also if the log was truncated.
-    pub fn append(&self, id: FileId, offset: u64, parts: &[Part<'_>]) -> Result<(), AppendError> {
+    pub fn append(
+        &self,
+        state: &State,
+        id: FileId,
+        offset: u64,
+        parts: &[Part<'_>],
+    ) -> Result<(), AppendError> {
         let mut log = lock(&self.log);
         if !self.is_whole() {
             return Err(AppendError::TooLong);
@@ -138,6 +145,8 @@ impl MappedLog {
         // Before the commit: a digester may retire the record right after it.
         self.pool.pin(end, parts.iter().filter_map(is_reference));
         log.commit();
+        // The lock makes this the only thread.
+        state.set_moment(Moment { head: end.0, sequence: 0 });
         Ok(())
     }
 

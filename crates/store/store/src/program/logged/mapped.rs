@@ -316,7 +316,7 @@ impl Target<'_> {
         // engine, which do not change before the record is retired.
         let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
         let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
-        match self.log.append(self.id, offset, &bytes) {
+        match self.log.append(self.session.state, self.id, offset, &bytes) {
             Ok(()) => {}
             Err(AppendError::Full) => return Err(NotAppended::Full),
             Err(_) => return Err(NotAppended::Refused),
