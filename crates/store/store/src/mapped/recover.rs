@@ -47,6 +47,22 @@ pub fn is_in_use(path: &Path) -> bool {
     matches!(LockedLog::open_by(path, 0), Err(Errno::EAGAIN))
 }
 
+/// Returns whether a log is still in use although its program has ended: its keeper is about to empty it, or to end.
+#[must_use]
+pub fn is_being_released(path: &Path) -> bool {
+    let Ok((log, true)) = MappedLog::open_to_read(path) else { return false };
+    let Ok(reader) = Reader::open(log.memory()) else { return false };
+    let process = reader.checkpoint().process;
+    process != 0 && !process_runs(process)
+}
+
+/// Whether a process runs: it exists and has not ended as a zombie (proc(5), `/proc/pid/stat`).
+fn process_runs(process: u64) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let state = status.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
 /// Description of a mapped log.
 #[derive(Clone, Debug)]
 pub struct Summary {
