@@ -78,6 +78,8 @@ struct Client<'a> {
     kept: Option<Errno>,
     /// Whether the program ends and waits for this thread to finish.
     waits: bool,
+    /// Whether the service ends. Slots stay as they are: a program that still runs must not append.
+    is_ending: bool,
     /// Time of the last [`Self::digest`].
     digested_at: Instant,
 }
@@ -124,6 +126,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
         files: [const { None }; MAX_FILES],
         kept: None,
         waits: false,
+        is_ending: false,
         digested_at: Instant::now(),
     };
     Ok((client, joint))
@@ -156,14 +159,16 @@ impl Client<'_> {
         let is_dead = || watched.is_some_and(wait::is_ready);
         loop {
             wait::for_any([link, bell].into_iter().chain(watched), self.timeout_ms());
-            if was_notified(bell) {
+            let is_due = self.digested_at.elapsed() >= INTERVAL;
+            // Without the bell, too: it may have failed to ring.
+            if was_notified(bell) || is_due {
                 self.stop_contended();
             }
             if !self.handle_requests(link) || is_dead() {
                 break;
             }
             self.withdraw_stopped();
-            if self.digested_at.elapsed() >= INTERVAL {
+            if is_due {
                 // Tried again at the next one, and reported to a request that waits for it.
                 let _ = self.digest();
             }
@@ -312,26 +317,25 @@ impl Client<'_> {
 
     /// Settles a file for the program, which asks for it.
     fn drop_file(&mut self, slot: usize) -> Result<(), Errno> {
-        let result = match self.files[slot].as_ref().map(|held| held.stage) {
-            Some(Stage::Logged | Stage::Stopped) => self.settle(slot),
-            Some(Stage::GivenUp(errno)) => {
-                self.release(slot);
-                return Err(errno);
+        let stage = self.files[slot].as_ref().map(|held| held.stage);
+        if matches!(stage, Some(Stage::Logged | Stage::Stopped))
+            && let Err(error) = self.settle(slot)
+        {
+            if error.is_of_log() {
+                self.abandon_log(error.errno(), Some(slot));
             }
-            Some(Stage::Withdrawn) | None => Ok(()),
-        };
-        if result.is_ok() {
-            self.release(slot);
+            return Err(error.errno());
         }
-        result
+        self.release(slot);
+        if let Some(Stage::GivenUp(errno)) = stage { Err(errno) } else { Ok(()) }
     }
 
     /// Writes a file's records to it and gives it back to the kernel.
-    fn settle(&mut self, slot: usize) -> Result<(), Errno> {
+    fn settle(&mut self, slot: usize) -> Result<(), DigestError> {
         let Some(held) = &self.files[slot] else { return Ok(()) };
         let through = self.announced();
         if !self.log.is_whole() {
-            return Err(self.keep_log(Errno(libc::EIO)));
+            return Err(DigestError::Truncated);
         }
         let is_unlinked = file::status(&held.fd).is_ok_and(|status| status.links == 0);
         if held.is_closed && is_unlinked {
@@ -339,12 +343,7 @@ impl Client<'_> {
             self.digester.forget(held.file);
             return Ok(());
         }
-        let known = self.known(slot);
-        let settled = digest::settle(&held.fd, known, &mut self.digester, held.file, through);
-        settled.map_err(|error| match error {
-            DigestError::File(errno) => errno,
-            DigestError::Log(_) => self.keep_log(error.errno()),
-        })
+        digest::settle(&held.fd, self.known(slot), &mut self.digester, held.file, through)
     }
 
     /// Releases a file that has left the log, and frees its slot.
@@ -352,7 +351,9 @@ impl Client<'_> {
         if let Some(held) = self.files[slot].take() {
             file_lock::release_lease(&held.fd);
         }
-        self.known(slot).clear();
+        if !self.is_ending {
+            self.known(slot).clear();
+        }
     }
 
     /// Stops the appends to those files that another process waits to open.
@@ -385,7 +386,7 @@ impl Client<'_> {
             }
             match self.settle(slot) {
                 Ok(()) => self.withdraw(slot),
-                Err(errno) => self.give_up(slot, errno),
+                Err(error) => self.abandon_log(error.errno(), Some(slot)),
             }
         }
     }
@@ -400,32 +401,47 @@ impl Client<'_> {
         }
     }
 
-    /// Leaves a file's records to a recovery, and the file to any process.
-    fn give_up(&mut self, slot: usize, errno: Errno) {
-        let known = self.known(slot);
-        known.error.store(errno.0.cast_unsigned(), Release);
-        known.flags.fetch_or(UNRELIABLE | FAILED, AcqRel);
-        self.keep_log(errno);
-        let Some(held) = &mut self.files[slot] else { return };
-        held.stage = Stage::GivenUp(errno);
-        file_lock::release_lease(&held.fd);
-        if held.is_closed {
-            self.release(slot);
+    /// Makes the log keep its records for a recovery, because those of `failed` are not in the file, or the log itself
+    /// has failed. All other files leave the log.
+    fn abandon_log(&mut self, errno: Errno, failed: Option<usize>) {
+        let logged = self.slots(|held| held.stage == Stage::Logged);
+        self.stop(&logged);
+        let mut given_up: Vec<(usize, Errno)> = failed.into_iter().map(|slot| (slot, errno)).collect();
+        for slot in self.slots(|held| held.stage == Stage::Stopped) {
+            // An append in progress is waited for later.
+            if failed == Some(slot) || self.known(slot).is_appending() {
+                continue;
+            }
+            match self.settle(slot) {
+                Ok(()) => self.withdraw(slot),
+                Err(error) => given_up.push((slot, error.errno())),
+            }
         }
+        self.give_up(errno, given_up);
     }
 
-    /// Makes the log keep its records for a recovery, and takes all other files out of it. Returns `errno`.
-    fn keep_log(&mut self, errno: Errno) -> Errno {
-        if self.kept.replace(self.kept.unwrap_or(errno)).is_none() {
-            let others = self.slots(|held| held.stage == Stage::Logged);
-            self.stop(&others);
+    /// Leaves the records of files to a recovery, and the files to any process. The checkpoint has the time until which
+    /// only the keeper wrote to them.
+    fn give_up(&mut self, errno: Errno, files: Vec<(usize, Errno)>) {
+        if self.kept.is_none() {
+            self.kept = Some(errno);
+            if self.log.is_whole() {
+                self.digester.note_failure(errno.0.cast_unsigned(), clock::wall_ns());
+                // Later writes by other processes must have later time stamps than the checkpoint.
+                (0..TICK_DOZES).for_each(|_| clock::sleep_10_ms());
+            }
         }
-        if self.log.is_whole() {
-            self.digester.note_failure(errno.0.cast_unsigned(), clock::wall_ns());
-            // Later writes by other processes must have later time stamps than the checkpoint.
-            (0..TICK_DOZES).for_each(|_| clock::sleep_10_ms());
+        for (slot, errno) in files {
+            let known = self.known(slot);
+            known.error.store(errno.0.cast_unsigned(), Release);
+            known.flags.fetch_or(UNRELIABLE | FAILED, AcqRel);
+            let Some(held) = &mut self.files[slot] else { continue };
+            held.stage = Stage::GivenUp(errno);
+            file_lock::release_lease(&held.fd);
+            if held.is_closed {
+                self.release(slot);
+            }
         }
-        errno
     }
 
     /// Writes everything that is committed to the files, and retires it. Returns the first error; the records are
@@ -438,8 +454,8 @@ impl Client<'_> {
         for slot in closed {
             match self.settle(slot) {
                 Ok(()) => self.release(slot),
-                Err(errno) => {
-                    result = result.and(Err(errno));
+                Err(error) => {
+                    result = result.and(Err(error.errno()));
                     // Retried at the next digest.
                     self.files[slot].iter_mut().for_each(|held| held.stage = Stage::Logged);
                 }
@@ -453,8 +469,18 @@ impl Client<'_> {
         if let Some(errno) = self.kept {
             return Err(errno);
         }
+        let result = self.digest_committed();
+        if let Err(error) = result
+            && error.is_of_log()
+        {
+            self.abandon_log(error.errno(), None);
+        }
+        result.map_err(DigestError::errno)
+    }
+
+    fn digest_committed(&mut self) -> Result<(), DigestError> {
         if !self.log.is_whole() {
-            return Err(self.keep_log(Errno(libc::EIO)));
+            return Err(DigestError::Truncated);
         }
         let announced = self.announced();
         self.digester.heartbeat(clock::wall_ns());
@@ -462,11 +488,9 @@ impl Client<'_> {
         let from = self.digester.reader().checkpoint().tail;
         // The program may append meanwhile: one lap is enough.
         while self.digester.reader().checkpoint().tail.since(from) < ring_bytes {
-            let batch = self.digester.plan(NO_CHUNKS, Limits::default());
-            let batch = batch.map_err(|damage| self.keep_log(DigestError::Log(damage).errno()))?;
+            let batch = self.digester.plan(NO_CHUNKS, Limits::default())?;
             if batch.is_empty() {
-                let ended = digest::check_end(batch.through, announced);
-                return ended.map_err(|damage| self.keep_log(DigestError::Log(damage).errno()));
+                return Ok(digest::check_end(batch.through, announced)?);
             }
             self.carry_out(&batch)?;
             self.digester.retire(&batch, clock::wall_ns());

@@ -36,15 +36,24 @@ pub enum DigestError {
     File(Errno),
     /// The log is damaged.
     Log(Damage),
+    /// The log's file has become shorter.
+    Truncated,
 }
 
 impl DigestError {
+    /// Whether the log has failed, and not only a file.
+    #[must_use]
+    pub const fn is_of_log(self) -> bool {
+        !matches!(self, Self::File(_))
+    }
+
     /// Returns the error number; EUCLEAN for a damaged log.
     #[must_use]
     pub const fn errno(self) -> Errno {
         match self {
             Self::File(errno) => errno,
             Self::Log(_) => Errno(libc::EUCLEAN),
+            Self::Truncated => Errno(libc::EIO),
         }
     }
 }
@@ -108,12 +117,9 @@ pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &Mapping) -> Resu
     plan.grow_to.map_or(Ok(()), |size| file::truncate(fd, size))
 }
 
-/// Writes the committed records of one file to it, durably, and makes them void. `through`: the end of the records
-/// that are known to be committed, or 0; if the log has fewer, it is damaged.
-///
-/// # Errors
-/// See [`DigestError`]. The records stay.
-pub fn digest_file<M: Persistent + Borrow<Mapping>>(
+/// Writes the committed records of one file to it, durably. `through`: the end of the records that are known to be
+/// committed, or 0; if the log has fewer, it is damaged.
+fn write_all<M: Persistent + Borrow<Mapping>>(
     fd: impl Descriptor,
     digester: &mut Digester<M>,
     file: FileId,
@@ -135,8 +141,6 @@ pub fn digest_file<M: Persistent + Borrow<Mapping>>(
     if has_written {
         file::sync_data(fd)?;
     }
-    // Rule 10 of the log: before the mark goes and others may change the file.
-    digester.forget(file);
     Ok(())
 }
 
@@ -157,20 +161,6 @@ pub fn forget_all(memory: &Mapping) {
     }
 }
 
-/// Gives a file that has all bytes of its records back to the kernel: file offset, O_APPEND, blocks behind the end,
-/// mark.
-///
-/// # Errors
-/// An error of the kernel. The mark may remain, and names a log without records for the file.
-pub fn give_back(fd: impl Descriptor, slot: &FileSlot) -> Result<(), Errno> {
-    file::set_position(fd, slot.position.load(Acquire))?;
-    if slot.is_append.load(Acquire) != 0 {
-        file::set_flags(fd, file::flags(fd)? | libc::O_APPEND)?;
-    }
-    trim(fd);
-    mark::remove(fd)
-}
-
 /// Frees blocks that were allocated behind the end of a file. They do no harm if that fails.
 pub fn trim(fd: impl Descriptor) {
     let Ok(status) = file::status(fd) else { return };
@@ -179,13 +169,16 @@ pub fn trim(fd: impl Descriptor) {
     }
 }
 
-/// Takes a file out of the log: writes its records to it, makes them void, and gives the file back to the kernel. The
-/// program appends no more for it. `through`: see [`digest_file`]. The caller releases the lease and clears the slot afterwards.
+/// Takes a file out of the log: writes its records to it, gives it the program's offset and O_APPEND, makes the records
+/// void, and removes the mark. The program appends no more for the file. The caller releases the lease and clears the slot
+/// afterwards. `through`: the end of the records that are known to be committed, or 0; if the log has fewer, it is
+/// damaged.
 ///
-/// This can be called by the keeper, and by the program after the keeper's death.
+/// The keeper calls this, and the program after the keeper's death.
 ///
 /// # Errors
-/// See [`DigestError`]. The records stay, or are in the file already; this may be called again.
+/// See [`DigestError`]. The records stay, and this may be called again. Once they are void, nothing fails: a mark that
+/// remains names a log without records for the file.
 pub fn settle<M: Persistent + Borrow<Mapping>>(
     fd: impl Descriptor,
     slot: &FileSlot,
@@ -193,6 +186,14 @@ pub fn settle<M: Persistent + Borrow<Mapping>>(
     file: FileId,
     through: Lsn,
 ) -> Result<(), DigestError> {
-    digest_file(fd, digester, file, through)?;
-    Ok(give_back(fd, slot)?)
+    write_all(fd, digester, file, through)?;
+    file::set_position(fd, slot.position.load(Acquire))?;
+    if slot.is_append.load(Acquire) != 0 {
+        file::set_flags(fd, file::flags(fd)? | libc::O_APPEND)?;
+    }
+    // Rule 10 of the log: before the mark goes and others may change the file.
+    digester.forget(file);
+    trim(fd);
+    let _ = mark::remove(fd);
+    Ok(())
 }
