@@ -86,7 +86,7 @@ fn compare_in_both_modes(scenario: &str, row: Row) {
     if skipped() {
         return;
     }
-    for mode in [LogMode::Beside] {
+    for mode in [LogMode::Beside, LogMode::Only] {
         let runs = LogRuns::new(mode, "log-only");
         if !runs.can_log(scenario) {
             return;
