@@ -40,6 +40,7 @@ pub const LOG: &str = "log";
 // Hidden options of `log keep`.
 pub const LOG_SIZE: &str = "log-size";
 pub const EMULATE_DAX: &str = "emulate-dax";
+pub const LOG_MODE: &str = "mode";
 pub const SOCKET: &str = "socket";
 pub const ROOT: &str = "root";
 
@@ -349,7 +350,7 @@ fn log() -> Command {
                 .about("Keep logs for programs: run starts it")
                 .arg(directory())
                 .arg(Arg::new(EMULATE_DAX).long(EMULATE_DAX).action(ArgAction::SetTrue))
-                .args([value(LOG_SIZE), value(SOCKET), value(ROOT)]),
+                .args([value(LOG_SIZE), value(LOG_MODE), value(SOCKET), value(ROOT)]),
         ])
         .after_help(notes::LOG)
 }

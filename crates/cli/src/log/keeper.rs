@@ -74,9 +74,7 @@ fn spawn(options: &LogSettings, socket: &Path) -> io::Result<()> {
         .arg(&options.directory)
         .args(["--log-size".into(), OsString::from(options.len_bytes.to_string())])
         .args(options.emulates_dax.then_some("--emulate-dax"))
-        .args(
-            (options.mode == LogMode::Only).then_some(["--mode", LogMode::Only.word()]).into_iter().flatten(),
-        )
+        .args(["--mode", options.mode.word()])
         .arg("--socket")
         .arg(socket)
         .args(["--root".into(), OsString::from(std::process::id().to_string())])
@@ -99,7 +97,10 @@ pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
     let (log_bytes, root) = (number(args::LOG_SIZE), number(args::ROOT));
     let socket =
         matches.get_one::<OsString>(args::SOCKET).and_then(|socket| CString::new(socket.as_bytes()).ok());
-    let (Some(log_bytes), Some(root), Some(socket)) = (log_bytes, root, socket) else { return EXIT_USAGE };
+    let mode = matches.get_one::<OsString>(args::LOG_MODE).and_then(|word| LogMode::parse(word.as_bytes()));
+    let (Some(log_bytes), Some(root), Some(socket), Some(mode)) = (log_bytes, root, socket, mode) else {
+        return EXIT_USAGE;
+    };
     let Ok(root) = u32::try_from(root) else { return EXIT_USAGE };
     os::close_inherited();
     match os::fork_detached() {
@@ -109,7 +110,7 @@ pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
     }
     let directory = directory.to_owned();
     let emulates_dax = matches.get_flag(args::EMULATE_DAX);
-    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, socket, root_pid: root }) {
+    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, mode, socket, root_pid: root }) {
         Ok(keeper) => {
             let written = io::stdout().write_all(READY.as_bytes()).and_then(|()| os::close_stdout());
             if written.is_err() {

@@ -3,7 +3,7 @@
 use crate::call::{kernel, syscall};
 use crate::descriptor::{Descriptor, OwnFd, ProgramFd};
 use crate::errno::{Errno, check};
-use crate::iovec::Part;
+use crate::iovec::{MAX_PARTS, Part};
 use core::ffi::CStr;
 
 /// `FS_IOC_GETVERSION` (linux/fs.h): the generation of an inode.
@@ -26,6 +26,8 @@ pub struct Status {
     pub links: u64,
     /// Length, bytes.
     pub len_bytes: u64,
+    /// Allocated blocks of 512 bytes.
+    pub blocks: u64,
 }
 
 impl Status {
@@ -61,7 +63,8 @@ pub fn status(fd: impl Descriptor) -> Result<Status, Errno> {
             | libc::STATX_UID
             | libc::STATX_GID
             | libc::STATX_INO
-            | libc::STATX_SIZE,
+            | libc::STATX_SIZE
+            | libc::STATX_BLOCKS,
     )?;
     Ok(Status {
         device: libc::makedev(found.stx_dev_major, found.stx_dev_minor),
@@ -71,6 +74,7 @@ pub fn status(fd: impl Descriptor) -> Result<Status, Errno> {
         group: found.stx_gid,
         links: u64::from(found.stx_nlink),
         len_bytes: found.stx_size,
+        blocks: found.stx_blocks,
     })
 }
 
@@ -313,6 +317,24 @@ pub fn position(fd: impl Descriptor) -> Result<u64, Errno> {
     check(unsafe { kernel!(Stat, syscall!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR)) }).map(|at| at as u64)
 }
 
+/// Sets the file offset, bytes.
+///
+/// # Errors
+/// Errors of lseek(2).
+pub fn set_position(fd: impl Descriptor, at: u64) -> Result<(), Errno> {
+    // SAFETY: lseek(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_lseek, fd, at, libc::SEEK_SET)) }).map(drop)
+}
+
+/// Sets the length of a file. Also frees blocks that were allocated behind its end, except on btrfs.
+///
+/// # Errors
+/// Errors of ftruncate(2).
+pub fn truncate(fd: impl Descriptor, len_bytes: u64) -> Result<(), Errno> {
+    // SAFETY: ftruncate(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes)) }).map(drop)
+}
+
 /// Reads at `offset`; returns the number of bytes, which is less than asked for only at the end of the file.
 ///
 /// # Errors
@@ -369,6 +391,42 @@ pub fn write_at(fd: impl Descriptor, offset: u64, bytes: &[u8]) -> Result<(), Er
     Ok(())
 }
 
+/// Writes all bytes of `parts`, back to back, at `offset`. The kernel only reads them, and refuses parts that are not
+/// mapped. The contents of `parts` are unspecified afterwards.
+///
+/// # Errors
+/// Errors of pwritev(2): EFAULT if a part cannot be read; EIO if it writes nothing.
+pub fn write_parts_at(fd: impl Descriptor, mut offset: u64, mut parts: &mut [Part]) -> Result<(), Errno> {
+    loop {
+        while parts.first().is_some_and(|part| part.len_bytes == 0) {
+            parts = &mut parts[1..];
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let count = parts.len().min(MAX_PARTS);
+        // SAFETY: `parts` has at least `count` parts, which pwritev(2) only reads, like the bytes that they name;
+        // an address that is not mapped is an error. On 64-bit machines the fifth argument is ignored.
+        let put =
+            unsafe { kernel!(Write, syscall!(libc::SYS_pwritev, fd, parts.as_ptr(), count, offset, 0)) };
+        let mut put_bytes = match check(put) {
+            Ok(0) => return Err(Errno(libc::EIO)),
+            Ok(put) => put as usize,
+            Err(Errno::EINTR) => continue,
+            Err(errno) => return Err(errno),
+        };
+        offset += put_bytes as u64;
+        for part in parts.iter_mut() {
+            let step = put_bytes.min(part.len_bytes);
+            (part.address, part.len_bytes) = (part.address + step, part.len_bytes - step);
+            put_bytes -= step;
+            if put_bytes == 0 {
+                break;
+            }
+        }
+    }
+}
+
 /// Waits until a file's data and metadata survive power loss.
 ///
 /// # Errors
@@ -394,6 +452,16 @@ pub fn sync_data(fd: impl Descriptor) -> Result<(), Errno> {
 pub fn allocate(fd: impl Descriptor, len_bytes: u64) -> Result<(), Errno> {
     // SAFETY: fallocate(2) takes only integers here, and accesses no memory of the process.
     check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, 0, 0, len_bytes)) }).map(drop)
+}
+
+/// Allocates blocks for a range of a file, so that writes to it need no more room. The file's size stays.
+///
+/// # Errors
+/// Errors of fallocate(2): ENOSPC, or EOPNOTSUPP if the file system does not support it.
+pub fn reserve(fd: impl Descriptor, offset: u64, len_bytes: u64) -> Result<(), Errno> {
+    let mode = libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: fallocate(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, mode, offset, len_bytes)) }).map(drop)
 }
 
 /// Sets an extended attribute (xattr(7)).
@@ -523,6 +591,30 @@ mod tests {
             allocate(&fd, 1 << 20).expect("allocated");
             assert_eq!(is_on_device(&fd, 65_536, 1 << 19), Ok(false), "allocated");
         }
+        std::fs::remove_file(&path).expect("removed");
+    }
+
+    #[test]
+    fn parts_are_written_back_to_back_and_bad_ones_are_refused() {
+        let path = std::env::temp_dir().join(format!("uncopy-parts-{}", std::process::id()));
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let fd = open(&name, libc::O_RDWR | libc::O_CREAT, 0o600).expect("a file");
+        let bytes: Vec<u8> = (0..3 * MAX_PARTS).map(|index| index as u8).collect();
+        let part = |at: usize, len_bytes| Part { address: bytes.as_ptr() as usize + at, len_bytes };
+        // More parts than one call takes, in reverse, and some without bytes.
+        let mut parts: Vec<Part> = (0..bytes.len()).rev().map(|at| part(at, 1)).collect();
+        parts.insert(5, part(0, 0));
+        parts.push(part(0, 0));
+        write_parts_at(&fd, 10, &mut parts).expect("written");
+        let mut found = vec![0; bytes.len()];
+        assert_eq!(read_at(&fd, 10, &mut found), Ok(bytes.len()));
+        assert!(found.iter().eq(bytes.iter().rev()));
+        let mut bad = [part(0, 3), Part { address: 16, len_bytes: 5 }];
+        assert_eq!(write_parts_at(&fd, 0, &mut bad), Err(Errno(libc::EFAULT)));
+        assert_eq!(write_parts_at(&fd, 0, &mut []), Ok(()));
+        set_position(&fd, 7).expect("a position");
+        truncate(&fd, 3).expect("truncated");
+        assert_eq!((position(&fd), status(&fd).expect("known").len_bytes), (Ok(7), 3));
         std::fs::remove_file(&path).expect("removed");
     }
 

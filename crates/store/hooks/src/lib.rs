@@ -33,6 +33,7 @@ use uncopy_sys::owner::is_owner;
 use uncopy_sys::{clock, errno};
 
 mod aio;
+mod optimistic;
 mod paths;
 mod status;
 mod times;
@@ -90,6 +91,7 @@ pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
     let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
     if let Ok(socket) = CString::new(socket) {
         fdtable::register(Feature::Log, &FD_CALLBACKS);
+        optimistic::switch_on();
         store::switch_on(socket, globs, always);
     }
 }
@@ -534,6 +536,7 @@ pub fn write(
             written
         }
         OngoingWrite::Logged(write) => write_logged(fd, at, parts, real, write),
+        OngoingWrite::Mapped(write) => write_mapped(fd, at, parts, real, write),
     }
 }
 
@@ -560,6 +563,24 @@ fn write_logged(
     written
 }
 
+/// Writes to a file in a mapped log.
+#[cold]
+fn write_mapped(
+    fd: ProgramFd,
+    at: WriteAt,
+    parts: &[Part],
+    real: Real<'_>,
+    write: store::MappedWrite,
+) -> ssize_t {
+    let (written, errno_after) = {
+        let _critical = Critical::enter();
+        let call = |parts: &[Part]| store::write_mapped(fd, at, parts, write, real);
+        (write_gathered(fd, parts, call, optimistic::note_logged), errno::get())
+    };
+    errno::set(errno_after);
+    written
+}
+
 fn write_under(
     fd: ProgramFd,
     at: WriteAt,
@@ -577,13 +598,26 @@ fn write_under(
         }
         written
     };
+    write_gathered(fd, parts, call, |_, _| {})
+}
+
+/// Calls `call` with the parts' bytes where they lie: views of the engine are gathered, and `note` is told of them.
+fn write_gathered(
+    fd: ProgramFd,
+    parts: &[Part],
+    call: impl FnOnce(&[Part]) -> ssize_t,
+    note: impl FnOnce(&Output, usize),
+) -> ssize_t {
     if !is_candidate(parts) {
         return call(parts);
     }
     let Some(output) = Output::begin(fd, parts) else { return call(parts) };
     let written = output.call(call);
     match usize::try_from(written) {
-        Ok(len_bytes) => output.finish(len_bytes),
+        Ok(len_bytes) => {
+            note(&output, len_bytes);
+            output.finish(len_bytes);
+        }
         Err(_) => drop(output),
     }
     written

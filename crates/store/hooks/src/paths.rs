@@ -26,37 +26,51 @@ fn before_rename(directory: ProgramFd, path: Path) {
     }
 }
 
+/// Prepares for the removal of a file, or for its replacement by a rename.
+#[cold]
+fn before_removal(directory: ProgramFd, path: Path) {
+    if store::has_begun() {
+        // SAFETY: `path` is NUL-terminated, as unlink(2) requires, or the kernel refuses to read it.
+        with_errno_saved(|| unsafe { store::removed(directory, path) });
+    }
+}
+
 entry!(rename RENAME (from: Path, to: Path) -> c_int, is_on(), {
     before_rename(ProgramFd::CURRENT_DIRECTORY, from);
-    before_rename(ProgramFd::CURRENT_DIRECTORY, to);
+    before_removal(ProgramFd::CURRENT_DIRECTORY, to);
     RENAME.call()(from, to)
 });
 
 entry!(renameat RENAMEAT (from_directory: ProgramFd, from: Path, to_directory: ProgramFd, to: Path) -> c_int, is_on(), {
     before_rename(from_directory, from);
-    before_rename(to_directory, to);
+    before_removal(to_directory, to);
     RENAMEAT.call()(from_directory, from, to_directory, to)
 });
 
 entry!(renameat2 RENAMEAT2
 (from_directory: ProgramFd, from: Path, to_directory: ProgramFd, to: Path, flags: c_uint) -> c_int, is_on(), {
     before_rename(from_directory, from);
-    before_rename(to_directory, to);
+    // RENAME_EXCHANGE gives the other file a new path as well.
+    if flags & libc::RENAME_EXCHANGE == 0 {
+        before_removal(to_directory, to);
+    } else {
+        before_rename(to_directory, to);
+    }
     RENAMEAT2.call()(from_directory, from, to_directory, to, flags)
 });
 
 entry!(unlink UNLINK (path: Path) -> c_int, is_on(), {
-    before_rename(ProgramFd::CURRENT_DIRECTORY, path);
+    before_removal(ProgramFd::CURRENT_DIRECTORY, path);
     UNLINK.call()(path)
 });
 
 entry!(unlinkat UNLINKAT (directory: ProgramFd, path: Path, flags: c_int) -> c_int, is_on(), {
-    before_rename(directory, path);
+    before_removal(directory, path);
     UNLINKAT.call()(directory, path, flags)
 });
 
 entry!(remove REMOVE (path: Path) -> c_int, is_on(), {
-    before_rename(ProgramFd::CURRENT_DIRECTORY, path);
+    before_removal(ProgramFd::CURRENT_DIRECTORY, path);
     REMOVE.call()(path)
 });
 

@@ -7,7 +7,7 @@ use super::{Path, settle, stop_logging_for, with_errno_saved};
 use core::ffi::{c_int, c_uint};
 use libc::off_t;
 use uncopy_interpose::{alias, entry, slots};
-use uncopy_store::program as store;
+use uncopy_store::program::{self as store, MappedSize};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
 
@@ -35,28 +35,30 @@ pub fn has_mapped_files() -> bool {
     store::has_mapped_files()
 }
 
-/// Corrects the size and the blocks of a regular file in a mapped log. Returns false if no log has the file.
+/// Corrects the size and the blocks of a regular file in a mapped log. Returns false if the kernel has to be asked again.
 ///
 /// Blocks beyond the end that the kernel knows count as allocated: zero blocks would tell archivers that the file is
 /// one hole.
-fn correct(device: u64, inode: u64, len_bytes: u64, blocks: u64) -> Option<(u64, u64)> {
-    let mut mapped = None;
+fn correct(device: u64, inode: u64, apply: impl FnOnce(u64)) -> bool {
+    let mut mapped = MappedSize::Unknown;
     with_errno_saved(|| mapped = store::mapped_size(device, inode));
-    let len_with_records = mapped?.max(len_bytes);
-    Some((len_with_records, blocks + (len_with_records - len_bytes).div_ceil(BLOCK_BYTES)))
+    if let MappedSize::Is(len_bytes) = mapped {
+        apply(len_bytes);
+    }
+    mapped != MappedSize::AskAgain
 }
 
-/// Makes a call that returns the status of a file, and corrects the status by `correct`, which returns false if no
-/// mapped log has the file. A file that left the log after the call has its final size by now, so the call is
-/// repeated.
+/// Makes a call that returns the status of a file, and corrects the status by `correct`. If the file has left the log,
+/// the kernel may have answered before that and is asked again.
 fn call_and_correct(call: impl Fn() -> c_int, correct: impl Fn() -> bool) -> c_int {
-    loop {
-        let departures = store::mapped_departures();
-        let result = call();
-        if result != 0 || correct() || departures == store::mapped_departures() {
-            return result;
+    let mut result = call();
+    if result == 0 && !correct() {
+        result = call();
+        if result == 0 {
+            correct();
         }
     }
+    result
 }
 
 /// Makes a call that fills `found`, and corrects what it returned.
@@ -71,11 +73,11 @@ unsafe fn filled(found: Found, call: impl Fn() -> c_int) -> c_int {
         if found.st_mode & libc::S_IFMT != libc::S_IFREG {
             return true;
         }
-        let known = correct(found.st_dev, found.st_ino, found.st_size as u64, found.st_blocks as u64);
-        if let Some((len_bytes, blocks)) = known {
-            (found.st_size, found.st_blocks) = (len_bytes as off_t, blocks as libc::blkcnt_t);
-        }
-        known.is_some()
+        correct(found.st_dev, found.st_ino, |len_bytes| {
+            let more_bytes = len_bytes.saturating_sub(found.st_size as u64);
+            found.st_size += more_bytes as off_t;
+            found.st_blocks += more_bytes.div_ceil(BLOCK_BYTES) as libc::blkcnt_t;
+        })
     })
 }
 
@@ -147,11 +149,11 @@ unsafe fn correct_statx(found: *mut libc::statx) -> bool {
         return true;
     }
     let device = libc::makedev(found.stx_dev_major, found.stx_dev_minor);
-    let known = correct(device, found.stx_ino, found.stx_size, found.stx_blocks);
-    if let Some((len_bytes, blocks)) = known {
-        (found.stx_size, found.stx_blocks) = (len_bytes, blocks);
-    }
-    known.is_some()
+    correct(device, found.stx_ino, |len_bytes| {
+        let more_bytes = len_bytes.saturating_sub(found.stx_size);
+        found.stx_size += more_bytes;
+        found.stx_blocks += more_bytes.div_ceil(BLOCK_BYTES);
+    })
 }
 
 entry!(statx STATX

@@ -122,14 +122,14 @@ impl Planners {
     }
 }
 
-/// Plans the records from the tail to `end`, or as many as `limits` allow.
+/// Plans the records from `from` to `end`, or as many as `limits` allow.
 pub(crate) fn plan<M: Persistent, C: Chunks + ?Sized>(
     reader: &Reader<M>,
     chunks: &C,
+    from: Lsn,
     end: Lsn,
     limits: Limits,
 ) -> Result<Batch, Damage> {
-    let from = reader.checkpoint().tail;
     let (mut planners, mut through) = (Planners::default(), from);
     for record in reader.records(from) {
         if through >= end || planners.extents >= limits.extents || through.since(from) >= limits.bytes {
@@ -144,10 +144,10 @@ pub(crate) fn plan<M: Persistent, C: Chunks + ?Sized>(
 
 /// Retires a batch; false: it does not begin at the tail.
 #[track_caller]
-pub(crate) fn retire<M: Persistent>(reader: &mut Reader<M>, batch: &Batch) -> bool {
+pub(crate) fn retire<M: Persistent>(reader: &mut Reader<M>, batch: &Batch, time_ns: u64) -> bool {
     let is_next = batch.from == reader.checkpoint().tail;
     if is_next && !batch.is_empty() {
-        reader.write_checkpoint(Checkpoint { tail: batch.through, ..*reader.checkpoint() });
+        reader.write_checkpoint(Checkpoint { tail: batch.through, time_ns, ..*reader.checkpoint() });
     }
     is_next
 }
@@ -190,21 +190,43 @@ impl<M: Persistent> Digester<M> {
     pub fn plan<C: Chunks + ?Sized>(&mut self, chunks: &C, limits: Limits) -> Result<Batch, Damage> {
         // The writer may have attached since, and recorded its boot.
         self.reader.refresh();
-        let end = self.committed_from(self.reader.checkpoint().tail);
-        plan(&self.reader, chunks, end, limits)
+        let tail = self.reader.checkpoint().tail;
+        let end = self.committed_from(tail);
+        plan(&self.reader, chunks, tail, end, limits)
     }
 
-    /// Retires a batch: its records no longer count, and their room and chunks may be reused. Returns false, and
-    /// does nothing, if the batch was not planned since the last call.
+    /// Retires a batch at `time_ns` ([`Checkpoint::time_ns`]): its records no longer count, and their room and
+    /// chunks may be reused. Returns false, and does nothing, if the batch was not planned since the last call.
     ///
     /// The caller has carried out all plans of the batch, and synced the files (rule 6).
-    pub fn retire(&mut self, batch: &Batch) -> bool {
-        let is_retired = retire(&mut self.reader, batch);
+    pub fn retire(&mut self, batch: &Batch, time_ns: u64) -> bool {
+        let is_retired = retire(&mut self.reader, batch, time_ns);
         if is_retired {
             // Rule 8: only now may the writer reuse the room.
             self.reader.memory().store_word(RELEASED_AT, batch.through.0);
         }
         is_retired
+    }
+
+    /// Writes a checkpoint with another time: the digester writes to files, or their writer is alive. Does nothing
+    /// before the writer has attached, which writes a checkpoint of its own.
+    pub fn heartbeat(&mut self, time_ns: u64) {
+        self.note(|now| now.time_ns = time_ns);
+    }
+
+    /// Notes that a file could not be digested, and will be modified by nobody until `time_ns` and by others from
+    /// then on.
+    pub fn note_failure(&mut self, failure: u32, time_ns: u64) {
+        self.note(|now| (now.failure, now.time_ns) = (failure, time_ns));
+    }
+
+    fn note(&mut self, change: impl FnOnce(&mut Checkpoint)) {
+        self.reader.refresh();
+        let mut next = *self.reader.checkpoint();
+        if next.process != 0 {
+            change(&mut next);
+            self.reader.write_checkpoint(next);
+        }
     }
 
     /// Plans the committed records of one file from `from` on: at first the tail, `None`, then where the last batch
@@ -287,7 +309,7 @@ mod tests {
         log.append(NONE, file, 3, &[Part::Bytes(b"def")]).expect("room");
         let batch = digester.plan(NONE, Limits::default()).expect("no damage");
         assert_eq!((batch.records, batch.files[0].writes[0].len_bytes), (1, 3));
-        assert!(digester.retire(&batch) && !digester.retire(&batch));
+        assert!(digester.retire(&batch, 5) && !digester.retire(&batch, 5));
         assert_eq!(log.release(), batch.through);
     }
 
@@ -301,8 +323,28 @@ mod tests {
         log.append(NONE, file, 0, &[Part::Bytes(b"abc")]).expect("room");
         log.commit();
         let batch = digester.plan(NONE, Limits::default()).expect("no damage");
-        assert!(digester.retire(&batch));
+        assert!(digester.retire(&batch, 5));
         assert_eq!((digester.reader().checkpoint().boot, digester.reader().checkpoint().process), (9, 4));
+        assert_eq!(digester.reader().checkpoint().time_ns, 5);
+    }
+
+    #[test]
+    fn heartbeats_move_the_time_only_and_begin_with_the_writer() {
+        let memory = memory();
+        let empty = EmptyLog::create(&memory, &superblock(8 << 10)).expect("a log");
+        let mut digester = Digester::open(&memory).expect("a log");
+        digester.heartbeat(7);
+        assert_eq!(digester.reader().checkpoint().serial, 1, "the writer's checkpoint is the next");
+        let mut log = Log::attach(empty, 9, 4);
+        let file = log.register(&identity(1)).expect("a free entry");
+        log.append(NONE, file, 0, &[Part::Bytes(b"abc")]).expect("room");
+        log.commit();
+        let batch = digester.plan(NONE, Limits::default()).expect("no damage");
+        digester.heartbeat(8);
+        digester.note_failure(28, 9);
+        let found = *Digester::open(&memory).expect("a log").reader().checkpoint();
+        assert_eq!((found.time_ns, found.failure, found.process, found.boot), (9, 28, 4, 9));
+        assert!(digester.retire(&batch, 10), "a heartbeat keeps the tail");
     }
 
     #[test]
@@ -324,7 +366,7 @@ mod tests {
             }
             records.push(batch.records);
             superseded_bytes += batch.files[0].superseded_bytes;
-            assert!(digester.retire(&batch));
+            assert!(digester.retire(&batch, 5));
         }
         assert_eq!((records, superseded_bytes), (vec![2, 2, 2], 300));
     }

@@ -90,6 +90,11 @@ pub struct Checkpoint {
     pub boot: u64,
     /// Process that owns the log; 0: none.
     pub process: u64,
+    /// Time of this checkpoint, nanoseconds since 1970. Files modified later were modified by others, or by a
+    /// digester that has written no checkpoint since.
+    pub time_ns: u64,
+    /// Error number of a file that could not be digested and was left to a recovery; 0: none.
+    pub failure: u32,
 }
 
 /// Reason why memory does not hold a usable log.
@@ -269,6 +274,8 @@ impl Checkpoint {
         sealed.put_u64(24, self.tail.0);
         sealed.put_u64(32, self.boot);
         sealed.put_u64(40, self.process);
+        sealed.put_u64(48, self.time_ns);
+        sealed.put_u32(56, self.failure);
         sealed.seal(of.log);
         line
     }
@@ -282,6 +289,8 @@ impl Checkpoint {
             tail: Lsn(u64_at(line, 24)),
             boot: u64_at(line, 32),
             process: u64_at(line, 40),
+            time_ns: u64_at(line, 48),
+            failure: u32_at(line, 56),
         };
         // Arithmetic on sequence numbers near the tail does not overflow.
         let has_room = found.tail.after(4 * of.ring_bytes() as u64).is_some() && found.serial < u64::MAX;
@@ -298,7 +307,8 @@ mod tests {
     #[test]
     fn structures_are_decoded_again_and_every_changed_bit_is_noticed() {
         assert_eq!(Superblock::decode(&LOG.encode()), Ok(LOG));
-        let checkpoint = Checkpoint { serial: 7, tail: Lsn(640), boot: 9, process: 10 };
+        let checkpoint =
+            Checkpoint { serial: 7, tail: Lsn(640), boot: 9, process: 10, time_ns: 11, failure: 5 };
         assert_eq!(Checkpoint::decode(&checkpoint.encode(&LOG), &LOG), Some(checkpoint));
         assert_eq!(Checkpoint::decode(&checkpoint.encode(&LOG), &Superblock { log: 4, ..LOG }), None);
         for bit in 0..8 * LINE_BYTES {

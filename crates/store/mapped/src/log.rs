@@ -38,7 +38,7 @@ impl<M: Persistent> EmptyLog<M> {
         }
         // Not the beginning, so that zeroes are no sequence number.
         let tail = Lsn(superblock.ring_bytes() as u64);
-        let checkpoint = Checkpoint { serial: 1, tail, boot: 0, process: 0 };
+        let checkpoint = Checkpoint { serial: 1, tail, boot: 0, process: 0, time_ns: 0, failure: 0 };
         // An older log in the same memory is gone before anything of it is overwritten.
         memory.store(0, &[0; LINE_BYTES]);
         memory.flush(0, LINE_BYTES);
@@ -329,7 +329,7 @@ mod tests {
     fn digest(memory: &Counted) {
         let mut digester = Digester::open(memory).expect("a log");
         let batch = digester.plan(NONE, Limits::default()).expect("no damage");
-        assert!(digester.retire(&batch));
+        assert!(digester.retire(&batch, 1));
     }
 
     #[test]

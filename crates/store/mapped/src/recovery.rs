@@ -150,17 +150,36 @@ impl<M: Persistent> Recovery<M> {
     /// # Errors
     /// Damage of the log.
     pub fn plan<C: Chunks + ?Sized>(&mut self, chunks: &C, limits: Limits) -> Result<Option<Batch>, Damage> {
+        self.plan_from(chunks, self.reader.checkpoint().tail, limits)
+    }
+
+    /// Plans the records from `from` on, the end of an earlier batch that is not retired; `None`: there are no more.
+    ///
+    /// # Errors
+    /// Damage of the log.
+    pub fn plan_from<C: Chunks + ?Sized>(
+        &mut self,
+        chunks: &C,
+        from: Lsn,
+        limits: Limits,
+    ) -> Result<Option<Batch>, Damage> {
         if let Some(damage) = self.damage {
             return Err(damage);
         }
         self.seal(chunks);
-        let batch = digest::plan(&self.reader, chunks, self.end, limits)?;
+        let batch = digest::plan(&self.reader, chunks, from, self.end, limits)?;
         Ok((!batch.is_empty()).then_some(batch))
     }
 
     /// Retires a batch, as [`Digester::retire`](crate::digest::Digester::retire) does.
     pub fn retire(&mut self, batch: &Batch) -> bool {
-        digest::retire(&mut self.reader, batch)
+        let time_ns = self.reader.checkpoint().time_ns;
+        digest::retire(&mut self.reader, batch, time_ns)
+    }
+
+    /// Writes a checkpoint with another time ([`Checkpoint::time_ns`]): the recovery writes to files until then.
+    pub fn note_time(&mut self, time_ns: u64) {
+        self.reader.write_checkpoint(Checkpoint { time_ns, ..*self.reader.checkpoint() });
     }
 
     /// Commits the records that a killed writer had written.
@@ -210,7 +229,7 @@ impl<M: Persistent> Recovery<M> {
         // Rule 12: behind every record that may lie in the ring, torn or whole. Persistent when a writer attaches: the
         // records are retired already.
         let Some(tail) = self.end.after(ring_bytes as u64) else { return Err(self) };
-        self.reader.store_checkpoint(Checkpoint { tail, process: 0, ..checkpoint });
+        self.reader.store_checkpoint(Checkpoint { tail, process: 0, failure: 0, ..checkpoint });
         Ok(EmptyLog::of(self.reader))
     }
 }
@@ -252,6 +271,22 @@ mod tests {
             let again = Recovery::open(&memory, NONE, boot).expect("a log");
             assert!(again.summary().is_empty() && again.damage().is_none());
         }
+    }
+
+    #[test]
+    fn records_are_planned_beyond_a_batch_that_stays() {
+        let (memory, _) = memory();
+        let mut recovery = Recovery::open(&memory, NONE, 1).expect("a log");
+        let limits = Limits { extents: 1, ..Limits::default() };
+        let first = recovery.plan(NONE, limits).expect("no damage").expect("records");
+        let second = recovery.plan_from(NONE, first.through, limits).expect("no damage").expect("records");
+        assert_eq!((first.files[0].writes[0].offset, second.files[0].writes[0].offset), (0, 3));
+        assert!(recovery.plan_from(NONE, second.through, limits).expect("no damage").is_none());
+        assert!(!recovery.retire(&second), "the first batch is not retired");
+        recovery.note_time(9);
+        assert!(recovery.retire(&first) && recovery.retire(&second));
+        assert_eq!(recovery.reader().checkpoint().time_ns, 9);
+        assert!(recovery.finish().is_ok());
     }
 
     #[test]

@@ -7,18 +7,21 @@
 //! end: it ends after the programs.
 
 mod client;
+mod mapped;
 mod repair;
 
 use crate::lock;
 use crate::log_files::{self, EmptyLog};
+use crate::mapped::file::{self as mapped_file, MappedLog};
 use crate::messages::{HELLO, PROTOCOL, UNAVAILABLE};
-use client::{answer, serve};
+use client::answer;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use uncopy_core::options::LogMode;
 use uncopy_sys::background::{
     lower_priority, notifier, notify, signals, take_signals, was_notified, watch_process,
 };
@@ -41,10 +44,19 @@ pub struct Settings {
     pub log_bytes: u64,
     /// Whether logs may lie on tmpfs, as if that survived power loss.
     pub emulates_dax: bool,
+    /// Place of the bytes that programs write.
+    pub mode: LogMode,
     /// Path of the socket to which programs connect; removed at the end.
     pub socket: CString,
     /// Process ID of the program that was started.
     pub root_pid: u32,
+}
+
+/// A log for a program.
+#[derive(Debug)]
+enum ReadyLog {
+    Beside(EmptyLog),
+    Mapped(MappedLog),
 }
 
 /// State of the log for the next program.
@@ -53,7 +65,7 @@ enum Next {
     Nothing,
     Soon,
     /// A log that is ready, or the error of making it.
-    Made(Result<EmptyLog, Errno>),
+    Made(Result<ReadyLog, Errno>),
 }
 
 #[derive(Debug)]
@@ -80,9 +92,19 @@ impl Shared {
         let shared = Arc::clone(self);
         *next = Next::Soon;
         thread::spawn(move || {
-            let Settings { directory, log_bytes, emulates_dax, .. } = &shared.settings;
+            let Settings { directory, log_bytes, emulates_dax, mode, .. } = &shared.settings;
+            let (log_bytes, emulates_dax) = (*log_bytes, *emulates_dax);
             let is_needed = || shared.is_needed.load(Acquire);
-            let made = log_files::open_or_create_empty(directory, *log_bytes, *emulates_dax, &is_needed);
+            let made = match mode {
+                LogMode::Beside => {
+                    log_files::open_or_create_empty(directory, log_bytes, emulates_dax, &is_needed)
+                        .map(ReadyLog::Beside)
+                }
+                LogMode::Only => {
+                    mapped_file::open_or_create_empty(directory, log_bytes, emulates_dax, &is_needed)
+                        .map(ReadyLog::Mapped)
+                }
+            };
             let mut next = lock(&shared.next);
             *next = match made {
                 Err(Errno(libc::ECANCELED)) => Next::Nothing,
@@ -107,7 +129,7 @@ impl Shared {
     }
 
     /// Takes the log for a program. `Err(Errno(0))`: it is not ready yet.
-    fn take_log(self: &Arc<Self>) -> Result<EmptyLog, Errno> {
+    fn take_log(self: &Arc<Self>) -> Result<ReadyLog, Errno> {
         let mut next = lock(&self.next);
         match core::mem::replace(&mut *next, Next::Soon) {
             Next::Soon => Err(Errno(0)),
@@ -116,7 +138,11 @@ impl Shared {
                 Err(Errno(0))
             }
             Next::Made(made) => {
-                self.prepare(&mut next);
+                match self.settings.mode {
+                    LogMode::Beside => self.prepare(&mut next),
+                    // Memory is scarcer than space on a disk, and a mapped log is made in no time.
+                    LogMode::Only => *next = Next::Nothing,
+                }
                 made
             }
         }
@@ -137,7 +163,9 @@ impl Keeper {
     /// # Errors
     /// An error of the socket or of the kernel.
     pub fn begin(settings: Settings) -> Result<Self, Errno> {
-        let signals = signals(&[libc::SIGIO, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE])?;
+        let ending = [libc::SIGIO, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE];
+        // A write beyond RLIMIT_FSIZE is an error then, and no death.
+        let signals = signals(&[&ending[..], &[libc::SIGXFSZ]].concat())?;
         let listener = seqpacket::listen(&settings.socket)?;
         let (next, bells) = (Mutex::new(Next::Nothing), Mutex::new(Vec::new()));
         let (is_needed, ended) = (AtomicBool::new(true), notifier()?);
@@ -178,10 +206,10 @@ impl Keeper {
             let remaining = idle.drain(..).filter_map(|link| match self.shared.handle_idle(&link) {
                 Idle::Nothing => Some(link),
                 Idle::End => None,
-                Idle::Serve(empty) => {
+                Idle::Serve(log) => {
                     let shared = Arc::clone(&self.shared);
                     self.shared.served.fetch_add(1, AcqRel);
-                    thread::spawn(move || shared.serve(link, empty));
+                    thread::spawn(move || shared.serve(link, log));
                     None
                 }
             });
@@ -230,7 +258,7 @@ enum Idle {
     Nothing,
     End,
     /// The program asked for a log and gets this one.
-    Serve(Box<EmptyLog>),
+    Serve(Box<ReadyLog>),
 }
 
 impl Shared {
@@ -247,7 +275,7 @@ impl Shared {
             }
         }
         match self.take_log() {
-            Ok(empty) => Idle::Serve(Box::new(empty)),
+            Ok(log) => Idle::Serve(Box::new(log)),
             Err(errno) if answer(link, &[UNAVAILABLE, errno.0 as u64]) => Idle::Nothing,
             Err(_) => Idle::End,
         }
@@ -256,14 +284,17 @@ impl Shared {
     /// Serves a program until it ends. The files and the log are released before the connection closes, so that
     /// a process that sees the close finds them unused.
     #[allow(clippy::boxed_local, reason = "the log is nobody's any more before the link ends")]
-    fn serve(&self, link: OwnFd, empty: Box<EmptyLog>) {
+    fn serve(&self, link: OwnFd, log: Box<ReadyLog>) {
         let mut has_ended_cleanly = false;
         if let Ok(bell) = notifier() {
             lock(&self.bells).push(bell.reference());
-            has_ended_cleanly = serve(&link, &bell, &empty);
+            has_ended_cleanly = match &*log {
+                ReadyLog::Beside(empty) => client::serve(&link, &bell, empty),
+                ReadyLog::Mapped(log) => mapped::serve(&link, &bell, log),
+            };
             lock(&self.bells).retain(|other| *other != bell.reference());
         }
-        drop(empty);
+        drop(log);
         if has_ended_cleanly && seqpacket::peer_process(&link) == Some(self.settings.root_pid) {
             self.root_has_ended.store(true, Release);
         }

@@ -12,6 +12,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`layout`], [`device`], [`capture`], [`log`], [`recovery`] | format, device, writes, appending, reading |
+//! | [`mapped`] | logs that have the only copy, until they are digested |
 //! | [`overlay`] | the final bytes of overlapping writes |
 //! | [`mark`], [`log_files`] | the mark of logged files; logs in a directory |
 //! | [`state`], `messages` | shared state of a program and its keeper, and their messages |
@@ -28,9 +29,11 @@ pub mod keeper;
 pub mod layout;
 pub mod log;
 pub mod log_files;
+pub mod mapped;
 pub mod mark;
 mod messages;
 pub mod overlay;
+mod owners;
 pub mod program;
 pub mod recovery;
 pub mod state;

@@ -50,10 +50,18 @@ pub fn machine() -> u64 {
 /// # Errors
 /// An error of reading the directory.
 pub fn logs(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    logs_with(directory, SUFFIX)
+}
+
+/// Returns the paths of the logs in a directory whose names end in `suffix`, sorted.
+///
+/// # Errors
+/// An error of reading the directory.
+pub(crate) fn logs_with(directory: &Path, suffix: &str) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
-        let is_log = path.extension().is_some_and(|extension| extension == SUFFIX)
+        let is_log = path.extension().is_some_and(|extension| extension == suffix)
             && path
                 .file_stem()
                 .and_then(|stem| stem.to_str())
@@ -80,7 +88,13 @@ impl LockedLog {
         Self::open_by(path, libc::O_DIRECT)
     }
 
-    fn open_by(path: &Path, flags: i32) -> Result<Self, Errno> {
+    pub(crate) fn open_by(path: &Path, flags: i32) -> Result<Self, Errno> {
+        let log = Self::open_unlocked(path, flags)?;
+        log.lock().map(|()| log)
+    }
+
+    /// Opens a log as [`LockedLog::open`] does, without a lock.
+    pub(crate) fn open_unlocked(path: &Path, flags: i32) -> Result<Self, Errno> {
         // The path may come from a mark, which can name anything, so it is checked before it is opened.
         let looked_at = file::open(&c_path(path)?, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
         let status = file::status(&looked_at)?;
@@ -89,8 +103,19 @@ impl LockedLog {
         if !status.is_regular() || !is_ours {
             return Err(Errno::EPERM);
         }
-        let log = Self(file::reopen(&looked_at, libc::O_RDWR | flags)?);
-        file_lock::lock_exclusive(&log.0).map(|()| log)
+        file::reopen(&looked_at, libc::O_RDWR | flags).map(Self)
+    }
+
+    /// Creates an unnamed log in a directory, and locks it.
+    pub(crate) fn create_unnamed(directory: &Path, flags: i32) -> Result<Self, Errno> {
+        let flags = libc::O_RDWR | libc::O_TMPFILE | flags;
+        let log = Self(file::open(&c_path(directory)?, flags, 0o600)?);
+        log.lock().map(|()| log)
+    }
+
+    /// Locks the log: EAGAIN if another process has locked it.
+    pub(crate) fn lock(&self) -> Result<(), Errno> {
+        file_lock::lock_exclusive(&self.0)
     }
 
     /// Returns the device of the log.
@@ -184,8 +209,7 @@ fn make(
     let id = ids::random().ok_or(Errno::EAGAIN)?;
     let path = directory.join(format!("{id:016x}.{SUFFIX}"));
     // The log gets its name once it is complete.
-    let flags = libc::O_RDWR | libc::O_DIRECT | libc::O_TMPFILE;
-    let file = LockedLog(file::open(&c_path(directory)?, flags, 0o600)?);
+    let file = LockedLog::create_unnamed(directory, libc::O_DIRECT)?;
     let fd = file.device().fd;
     if !anywhere && !mark::supports_logging(fd) {
         return Err(Errno(libc::EOPNOTSUPP));
@@ -201,7 +225,6 @@ fn make(
 /// Writes all of a new log once, so that later writes need no change of metadata. Returns the granule, bytes.
 fn fill(log: &LockedLog, len_bytes: u64, is_needed: &dyn Fn() -> bool) -> Result<u32, Errno> {
     let fd = log.device().fd;
-    file_lock::lock_exclusive(fd)?;
     file::allocate(fd, len_bytes)?;
     let mut zeroes = crate::device::Aligned::default();
     zeroes.resize(STEP_BYTES);

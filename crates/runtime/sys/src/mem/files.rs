@@ -63,6 +63,34 @@ pub fn is_persistent(fd: impl Descriptor) -> Result<bool, Errno> {
     }
 }
 
+/// Maps the first `len_bytes` of a file shared, readable and writable. Access behind the end of the file, or to a page
+/// for which the file system has no room, is SIGBUS.
+///
+/// # Errors
+/// Errors of mmap(2).
+pub fn map_shared(fd: impl Descriptor, len_bytes: usize) -> Result<usize, Errno> {
+    map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.number())
+}
+
+/// Maps the first `len_bytes` of a file as [`map_shared`] does, so that flushed lines survive power loss (`MAP_SYNC`,
+/// Linux 4.15): the memory is persistent, and the file system has what it needs to find it again.
+///
+/// # Errors
+/// Errors of mmap(2): EOPNOTSUPP if the file is not on a DAX file system.
+pub fn map_sync(fd: impl Descriptor, len_bytes: usize) -> Result<usize, Errno> {
+    let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
+    map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd.number())
+}
+
+/// Unmaps a mapping of [`map_shared`] or [`map_sync`].
+///
+/// # Safety
+/// Nothing may use the mapping any more.
+pub unsafe fn unmap_shared(base: usize, len_bytes: usize) {
+    // SAFETY: the caller vouches that nothing uses the mapping.
+    unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, base, len_bytes)) };
+}
+
 /// Maps an existing file, shared, if it is a regular file of ours with this length.
 ///
 /// # Errors

@@ -64,7 +64,8 @@ impl Memory {
                     }
                     digester.forget(plan.file);
                 }
-                assert!(digester.retire(&batch));
+                assert!(digester.retire(&batch, 1));
+                digester.heartbeat(2);
             }
             digester.forget(FileId { entry: u16::MAX, incarnation: digester.reader().checkpoint().tail });
         }
@@ -181,6 +182,8 @@ fn noise_is_no_log() {
                 tail: uncopy_mapped::layout::Lsn(64 * random.below(1 << 20) as u64),
                 boot: 1,
                 process: 1,
+                time_ns: 0,
+                failure: 0,
             };
             for (at, line) in [(0, of.encode()), (CHECKPOINTS_AT[0], checkpoint.encode(&of))] {
                 line.into_iter().enumerate().for_each(|(index, byte)| cells.damage(at + index, byte));

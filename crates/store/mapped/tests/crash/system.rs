@@ -304,7 +304,10 @@ impl Machine {
         let result = digester.plan(&self.chunks[..], self.limits());
         let result = result.map_err(|why| why.to_string()).and_then(|batch| {
             self.carry_out(&batch.files)?;
-            if digester.retire(&batch) { Ok(()) } else { Err("a batch was not retired".into()) }
+            if self.search.below(4) == 0 {
+                digester.heartbeat(1);
+            }
+            if digester.retire(&batch, 2) { Ok(()) } else { Err("a batch was not retired".into()) }
         });
         self.note(result);
     }

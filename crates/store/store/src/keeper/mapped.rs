@@ -1,0 +1,511 @@
+//! The keeper's side of one program's connection, with a log that has the only copy.
+//!
+//! ```text
+//! adopted ─► logged ── DROP, CLOSED, end ──────────────────────────► settled: the kernel's again
+//!              │ another process opens it                              ▲
+//!              └─► stopped: no appends ─► none in progress ─► withdrawn ┘ DROP, CLOSED
+//!                                             └─ failed ─► given up: the log keeps the records for a recovery
+//! ```
+//!
+//! A file that cannot be written at a digest stays logged, and its records stay. It is given up once another process
+//! waits for it, or the program has ended: from then on no file is logged, so that the log keeps what it has.
+
+mod end;
+
+use super::client::answer;
+use crate::mapped::digest::{self, DigestError};
+use crate::mapped::file::{Backing, MappedLog, NO_CHUNKS, supports_file};
+use crate::mark::{self, Owner};
+use crate::messages::{
+    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
+};
+use crate::owners::may_have;
+use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, State, UNRELIABLE};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::{Duration, Instant};
+use uncopy_mapped::digest::{Batch, Digester, Limits};
+use uncopy_mapped::layout::Lsn;
+use uncopy_mapped::mapping::Mapping;
+use uncopy_mapped::table::{Entry, FileId};
+use uncopy_sys::background::{was_notified, watch_process};
+use uncopy_sys::descriptor::{OwnFd, OwnRef};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::mem::JointMemory;
+use uncopy_sys::seqpacket::{self, MAX_WORDS, ReceivedMessage};
+use uncopy_sys::{clock, file, file_lock, wait};
+
+/// Interval at which committed records are digested.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which an append in progress is waited for, milliseconds.
+const STOPPED_MS: i32 = 1;
+/// Timeout after which an idle program is checked for life, milliseconds.
+const IDLE_MS: i32 = 10_000;
+/// Upper bound for the lag of the kernel's coarse clock, from which file time stamps come, in
+/// [dozes](clock::sleep_10_ms) (one tick of `CONFIG_HZ` 100 is 10 ms).
+const TICK_DOZES: usize = 2;
+
+/// State of a file that the keeper holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The program appends records for the file.
+    Logged,
+    /// The program appends no more; an append may be in progress.
+    Stopped,
+    /// The file is the kernel's again, which the program does not know yet.
+    Withdrawn,
+    /// The file lacks bytes of its records, and others may open it.
+    GivenUp(Errno),
+}
+
+#[derive(Debug)]
+struct Held {
+    fd: OwnFd,
+    file: FileId,
+    inode: (u64, u64),
+    stage: Stage,
+    /// Whether the program has closed the file.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Client<'a> {
+    state: &'static State,
+    log: &'a MappedLog,
+    digester: Digester<&'a Mapping>,
+    owner: Owner,
+    files: [Option<Held>; MAX_FILES],
+    /// Set once the log must keep its records for a recovery. No file is adopted any more.
+    kept: Option<Errno>,
+    /// Whether the program ends and waits for this thread to finish.
+    waits: bool,
+    /// Time of the last [`Self::digest`].
+    digested_at: Instant,
+}
+
+/// Serves a program that has asked for a log: gives it `log`, and holds its files until the program has ended.
+/// Returns whether the program waits for the end.
+pub fn serve(link: &OwnFd, bell: &OwnFd, log: &MappedLog) -> bool {
+    match begin(link, log) {
+        Ok((client, joint)) => {
+            let watched = seqpacket::peer_process(link).and_then(|process| watch_process(process).ok());
+            let waits = client.keep(link, bell, watched.as_ref());
+            // SAFETY: `Client::keep` consumed the client, the only user of `JointMemory::as_ref`'s reference.
+            unsafe { joint.unmap() };
+            waits
+        }
+        Err(errno) => {
+            // A program that this message does not reach sees the connection close.
+            answer(link, &[UNAVAILABLE, errno.0 as u64]);
+            false
+        }
+    }
+}
+
+fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemory), Errno> {
+    let digester = Digester::open(log.memory()).map_err(|_| Errno(libc::EUCLEAN))?;
+    let superblock = *digester.reader().superblock();
+    let (joint, state_fd) = JointMemory::make(c"uncopy-log", STATE_BYTES)?;
+    let is_persistent = u64::from(log.backing() == Backing::Persistent);
+    let welcome = [WELCOME_MAPPED, superblock.log, superblock.len_bytes, is_persistent];
+    let sent = seqpacket::send_with(link, &welcome, Some(&state_fd))
+        .and_then(|()| seqpacket::send_with(link, &[LOG], Some(log.fd())));
+    if let Err(errno) = sent {
+        // SAFETY: `JointMemory::as_ref` was not called, so nothing refers to the memory.
+        unsafe { joint.unmap() };
+        return Err(errno);
+    }
+    let client = Client {
+        // SAFETY: all fields are atomics, for which any bytes are valid; the caller unmaps after the client is
+        // gone.
+        state: unsafe { joint.as_ref() },
+        log,
+        digester,
+        owner: Owner { log: superblock.log, path: log.path.clone() },
+        files: [const { None }; MAX_FILES],
+        kept: None,
+        waits: false,
+        digested_at: Instant::now(),
+    };
+    Ok((client, joint))
+}
+
+impl Client<'_> {
+    fn held(&self) -> impl Iterator<Item = (usize, &Held)> {
+        self.files.iter().enumerate().filter_map(|(slot, held)| held.as_ref().map(|held| (slot, held)))
+    }
+
+    /// Returns the slots of held files.
+    fn slots(&self, is_wanted: impl Fn(&Held) -> bool) -> Vec<usize> {
+        self.held().filter(|(_, held)| is_wanted(held)).map(|(slot, _)| slot).collect()
+    }
+
+    const fn known(&self, slot: usize) -> &'static FileSlot {
+        &self.state.slots[slot]
+    }
+
+    fn timeout_ms(&self) -> i32 {
+        match () {
+            () if self.held().any(|(_, held)| held.stage == Stage::Stopped) => STOPPED_MS,
+            () if self.held().next().is_some() => INTERVAL.as_millis() as i32,
+            () => IDLE_MS,
+        }
+    }
+
+    /// Holds the program's files until the program has ended. Returns whether the program waits for that.
+    fn keep(mut self, link: &OwnFd, bell: &OwnFd, watched: Option<&OwnFd>) -> bool {
+        let is_dead = || watched.is_some_and(wait::is_ready);
+        loop {
+            wait::for_any([link, bell].into_iter().chain(watched), self.timeout_ms());
+            if was_notified(bell) {
+                self.stop_contended();
+            }
+            if !self.handle_requests(link) || is_dead() {
+                break;
+            }
+            self.withdraw_stopped();
+            if self.digested_at.elapsed() >= INTERVAL {
+                // Tried again at the next one, and reported to a request that waits for it.
+                let _ = self.digest();
+            }
+        }
+        // A program that still runs sees the end of the connection, which follows, and then knows that nobody else
+        // digests its log.
+        let waits = self.waits;
+        self.end(&is_dead);
+        waits
+    }
+
+    /// Answers all waiting requests. Returns false once the connection has ended or is refused.
+    fn handle_requests(&mut self, link: &OwnFd) -> bool {
+        let mut words = [0; MAX_WORDS];
+        loop {
+            let message = match super::receive(link, &mut words) {
+                Err(Errno::EAGAIN) => return true,
+                Err(Errno::EINTR) => continue,
+                Err(errno) => {
+                    // The program falls back to the kernel on this answer or on the close.
+                    answer(link, &[REFUSED, errno.0 as u64]);
+                    return false;
+                }
+                Ok(message) if message.words == 0 => return false,
+                Ok(message) => message,
+            };
+            if !self.handle(link, &words, message) {
+                return false;
+            }
+        }
+    }
+
+    /// Answers a request. Returns false if the program asks no more, or the answer cannot be delivered.
+    fn handle(&mut self, link: &OwnFd, words: &[u64; MAX_WORDS], message: ReceivedMessage) -> bool {
+        let done =
+            |result: Result<(), Errno>| answer(link, &[DONE, result.err().map_or(0, |errno| errno.0 as u64)]);
+        let slot = usize::try_from(words[1]).ok().filter(|slot| message.words >= 2 && *slot < MAX_FILES);
+        match (words[0], slot, message.fd) {
+            (ADOPT, Some(slot), Some(fd)) if message.words >= 4 && self.files[slot].is_none() => {
+                let file = u16::try_from(words[2]).map(|entry| FileId { entry, incarnation: Lsn(words[3]) });
+                let adopted = file.map_err(|_| Refusal::from(Errno::EINVAL));
+                match adopted.and_then(|file| self.adopt(slot, fd, file)) {
+                    Ok(()) => answer(link, &[ADOPTED, 0]),
+                    Err(Refusal { errno, is_of_sync }) => {
+                        answer(link, &[REFUSED, errno.0 as u64, u64::from(is_of_sync)])
+                    }
+                }
+            }
+            (DROP, Some(slot), _) => done(self.drop_file(slot)),
+            (CLOSED, Some(slot), _) => {
+                if let Some(held) = &mut self.files[slot] {
+                    file_lock::release_locks(&held.fd);
+                    held.is_closed = true;
+                    if matches!(held.stage, Stage::Withdrawn | Stage::GivenUp(_)) {
+                        self.release(slot);
+                    }
+                }
+                done(Ok(()))
+            }
+            (MAKE_ROOM, ..) => done(self.digest()),
+            (BYE, ..) => {
+                self.waits = true;
+                false
+            }
+            (HALF_FULL, ..) => {
+                // An error is reported to a request that waits for the digest.
+                let _ = self.digest();
+                true
+            }
+            _ => answer(link, &[REFUSED, libc::EPROTO as u64]),
+        }
+    }
+
+    /// Begins to log a file, which the program has registered as `file`. If that fails, nothing has changed.
+    fn adopt(&mut self, slot: usize, fd: OwnFd, file: FileId) -> Result<(), Refusal> {
+        let inode = self.check(slot, &fd, file)?;
+        file_lock::take_lease(&fd)?;
+        let adopted = self.mark(slot, &fd);
+        if adopted.is_err() {
+            file_lock::release_lease(&fd);
+        }
+        adopted?;
+        self.files[slot] = Some(Held { fd, file, inode, stage: Stage::Logged, is_closed: false });
+        // The program may have modified the file just now, which a recovery must not take for others' doing.
+        self.digester.heartbeat(clock::wall_ns());
+        Ok(())
+    }
+
+    /// Checks that a file can be logged. Returns its inode.
+    fn check(&self, slot: usize, fd: &OwnFd, file: FileId) -> Result<(u64, u64), Errno> {
+        let status = file::status(fd)?;
+        // A write clears these bits (inode(7)); one to the log would not.
+        let is_privileged = status.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+        let is_supported = supports_file(fd, self.log.backing() == Backing::Emulated);
+        if !status.is_regular() || status.links != 1 || is_privileged || !is_supported {
+            return Err(Errno::EINVAL);
+        }
+        if !file::is_writable(fd)? {
+            return Err(Errno(libc::EBADF));
+        }
+        let is_append = file::flags(fd)? & libc::O_APPEND != 0;
+        if is_append != (self.known(slot).is_append.load(Acquire) != 0) {
+            return Err(Errno::EINVAL);
+        }
+        if let Some(errno) = self.kept {
+            return Err(errno);
+        }
+        // Records of an earlier registration of the inode are void: it was forgotten when it left the log.
+        let inode = (status.device, status.inode);
+        if self.held().any(|(_, held)| held.inode == inode) {
+            return Err(Errno::EEXIST);
+        }
+        match self.digester.reader().entry(file) {
+            Entry::Live(identity) if (identity.device, identity.inode) == inode => Ok(inode),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Marks a file that this log may have, and clears O_APPEND, without which pwrite(2) writes at its offset.
+    fn mark(&self, slot: usize, fd: &OwnFd) -> Result<(), Refusal> {
+        // Another log's mark: that log may still hold records to write.
+        let is_free = mark::owner_of(fd)
+            .is_ok_and(|owner| owner.is_none_or(|owner| owner.log == self.owner.log || !may_have(&owner)));
+        if !is_free {
+            return Err(Errno::EEXIST.into());
+        }
+        // Earlier writes of the program become durable, as its next sync will claim without a system call.
+        file::sync(fd).map_err(|errno| Refusal { errno, is_of_sync: true })?;
+        let marked =
+            mark::set(fd, &self.owner).and_then(|()| match self.known(slot).is_append.load(Acquire) {
+                0 => Ok(()),
+                _ => digest::clear_append(fd),
+            });
+        marked.map_err(|errno| {
+            // The file has no record yet, so the mark can go.
+            let _ = mark::remove(fd);
+            errno.into()
+        })
+    }
+
+    /// Returns the end of the records that the program has announced as committed; 0 if it announces none, or died
+    /// while it did.
+    fn announced(&self) -> Lsn {
+        Lsn(self.state.moment().map_or(0, |moment| moment.head))
+    }
+
+    /// Settles a file for the program, which asks for it.
+    fn drop_file(&mut self, slot: usize) -> Result<(), Errno> {
+        let result = match self.files[slot].as_ref().map(|held| held.stage) {
+            Some(Stage::Logged | Stage::Stopped) => self.settle(slot),
+            Some(Stage::GivenUp(errno)) => {
+                self.release(slot);
+                return Err(errno);
+            }
+            Some(Stage::Withdrawn) | None => Ok(()),
+        };
+        if result.is_ok() {
+            self.release(slot);
+        }
+        result
+    }
+
+    /// Writes a file's records to it and gives it back to the kernel.
+    fn settle(&mut self, slot: usize) -> Result<(), Errno> {
+        let Some(held) = &self.files[slot] else { return Ok(()) };
+        let through = self.announced();
+        if !self.log.is_whole() {
+            return Err(self.keep_log(Errno(libc::EIO)));
+        }
+        let is_unlinked = file::status(&held.fd).is_ok_and(|status| status.links == 0);
+        if held.is_closed && is_unlinked {
+            // Nobody can read the file any more.
+            self.digester.forget(held.file);
+            return Ok(());
+        }
+        let known = self.known(slot);
+        let settled = digest::settle(&held.fd, known, &mut self.digester, held.file, through);
+        settled.map_err(|error| match error {
+            DigestError::File(errno) => errno,
+            DigestError::Log(_) => self.keep_log(error.errno()),
+        })
+    }
+
+    /// Releases a file that has left the log, and frees its slot.
+    fn release(&mut self, slot: usize) {
+        if let Some(held) = self.files[slot].take() {
+            file_lock::release_lease(&held.fd);
+        }
+        self.known(slot).clear();
+    }
+
+    /// Stops the appends to those files that another process waits to open.
+    fn stop_contended(&mut self) {
+        let contended =
+            self.slots(|held| held.stage == Stage::Logged && !file_lock::has_unbroken_lease(&held.fd));
+        self.stop(&contended);
+        if contended.into_iter().any(|slot| self.known(slot).is_appending()) {
+            // The kernel lets the others in after `lease-break-time` (proc(5)), even if the program is stopped
+            // in the middle of an append: the file has everything else by then.
+            let _ = self.digest();
+        }
+    }
+
+    fn stop(&mut self, slots: &[usize]) {
+        for slot in slots {
+            self.known(*slot).stop_appends();
+            if let Some(held) = &mut self.files[*slot] {
+                held.stage = Stage::Stopped;
+            }
+        }
+    }
+
+    /// Takes stopped files without an append in progress out of the log.
+    fn withdraw_stopped(&mut self) {
+        let stopped = self.slots(|held| held.stage == Stage::Stopped);
+        for slot in stopped {
+            if self.known(slot).is_appending() {
+                continue;
+            }
+            match self.settle(slot) {
+                Ok(()) => self.withdraw(slot),
+                Err(errno) => self.give_up(slot, errno),
+            }
+        }
+    }
+
+    /// Lets others open a settled file. The program learns of it at its next call.
+    fn withdraw(&mut self, slot: usize) {
+        let Some(held) = &mut self.files[slot] else { return };
+        held.stage = Stage::Withdrawn;
+        file_lock::release_lease(&held.fd);
+        if held.is_closed {
+            self.release(slot);
+        }
+    }
+
+    /// Leaves a file's records to a recovery, and the file to any process.
+    fn give_up(&mut self, slot: usize, errno: Errno) {
+        let known = self.known(slot);
+        known.error.store(errno.0.cast_unsigned(), Release);
+        known.flags.fetch_or(UNRELIABLE | FAILED, AcqRel);
+        self.keep_log(errno);
+        let Some(held) = &mut self.files[slot] else { return };
+        held.stage = Stage::GivenUp(errno);
+        file_lock::release_lease(&held.fd);
+        if held.is_closed {
+            self.release(slot);
+        }
+    }
+
+    /// Makes the log keep its records for a recovery, and takes all other files out of it. Returns `errno`.
+    fn keep_log(&mut self, errno: Errno) -> Errno {
+        if self.kept.replace(self.kept.unwrap_or(errno)).is_none() {
+            let others = self.slots(|held| held.stage == Stage::Logged);
+            self.stop(&others);
+        }
+        if self.log.is_whole() {
+            self.digester.note_failure(errno.0.cast_unsigned(), clock::wall_ns());
+            // Later writes by other processes must have later time stamps than the checkpoint.
+            (0..TICK_DOZES).for_each(|_| clock::sleep_10_ms());
+        }
+        errno
+    }
+
+    /// Writes everything that is committed to the files, and retires it. Returns the first error; the records are
+    /// kept then.
+    fn digest(&mut self) -> Result<(), Errno> {
+        self.digested_at = Instant::now();
+        let closed = self.slots(|held| held.is_closed && held.stage == Stage::Logged);
+        self.stop(&closed);
+        let mut result = Ok(());
+        for slot in closed {
+            match self.settle(slot) {
+                Ok(()) => self.release(slot),
+                Err(errno) => {
+                    result = result.and(Err(errno));
+                    // Retried at the next digest.
+                    self.files[slot].iter_mut().for_each(|held| held.stage = Stage::Logged);
+                }
+            }
+        }
+        // Without files, the log has void records at most.
+        if self.held().next().is_none() { result } else { result.and(self.digest_all()) }
+    }
+
+    fn digest_all(&mut self) -> Result<(), Errno> {
+        if let Some(errno) = self.kept {
+            return Err(errno);
+        }
+        if !self.log.is_whole() {
+            return Err(self.keep_log(Errno(libc::EIO)));
+        }
+        let announced = self.announced();
+        self.digester.heartbeat(clock::wall_ns());
+        let ring_bytes = self.digester.reader().superblock().ring_bytes() as u64;
+        let from = self.digester.reader().checkpoint().tail;
+        // The program may append meanwhile: one lap is enough.
+        while self.digester.reader().checkpoint().tail.since(from) < ring_bytes {
+            let batch = self.digester.plan(NO_CHUNKS, Limits::default());
+            let batch = batch.map_err(|damage| self.keep_log(DigestError::Log(damage).errno()))?;
+            if batch.is_empty() {
+                let ended = digest::check_end(batch.through, announced);
+                return ended.map_err(|damage| self.keep_log(DigestError::Log(damage).errno()));
+            }
+            self.carry_out(&batch)?;
+            self.digester.retire(&batch, clock::wall_ns());
+        }
+        Ok(())
+    }
+
+    /// Carries out the plans of a batch, and syncs the files. Returns the first error.
+    fn carry_out(&mut self, batch: &Batch) -> Result<(), Errno> {
+        let file_of = |file: FileId| -> Option<OwnRef> {
+            self.held().find(|(_, held)| held.file == file).map(|(_, held)| held.fd.reference())
+        };
+        let mut result = Ok(());
+        let mut written = Vec::new();
+        for plan in &batch.files {
+            // A file that is not held, though its records count: no recovery will find its mark.
+            let fd = file_of(plan.file).ok_or(Errno(libc::EBADF));
+            match fd.and_then(|fd| digest::carry_out(fd, plan, self.log.memory()).map(|()| fd)) {
+                Ok(fd) => written.push(fd),
+                Err(errno) => result = result.and(Err(errno)),
+            }
+        }
+        written.into_iter().fold(result, |result, fd| result.and(file::sync_data(fd)))
+    }
+}
+
+/// Reason why a file is not logged.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    errno: Errno,
+    /// Whether a sync of the file has failed, which the program must report as its own.
+    is_of_sync: bool,
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self { errno, is_of_sync: false }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! The end of the service of a program: all files are settled, and the log is left without records.
+
+use super::{Client, Stage};
+use crate::log_files::boot;
+use crate::mapped::digest::DigestError;
+use crate::mapped::file::NO_CHUNKS;
+use crate::state::MAX_FILES;
+use uncopy_mapped::digest::Limits;
+use uncopy_mapped::reader::Damage;
+use uncopy_mapped::recovery::Recovery;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::{clock, file_lock};
+
+/// Number of attempts to settle a file, before it is left to a recovery.
+const LAST_ATTEMPTS: usize = 3;
+/// Number of [dozes](clock::sleep_10_ms) for which an append of a living program is waited for. Exec leaves one
+/// unfinished.
+const LAST_APPEND_DOZES: usize = 100;
+
+impl Client<'_> {
+    /// Ends the service: the files leave the log, and the log is emptied.
+    pub(super) fn end(mut self, is_dead: &dyn Fn() -> bool) {
+        // Other processes may wait for the locks.
+        for (_, held) in self.held() {
+            file_lock::release_locks(&held.fd);
+        }
+        let logged = self.slots(|held| held.stage == Stage::Logged);
+        self.stop(&logged);
+        let is_appending = |client: &Self| client.held().any(|(slot, _)| client.known(slot).is_appending());
+        for _ in 0..LAST_APPEND_DOZES {
+            if is_dead() || !is_appending(&self) {
+                break;
+            }
+            clock::sleep_10_ms();
+        }
+        if let Err(error) = self.seal() {
+            self.keep_log(error.errno());
+        } else {
+            // All files at once; what fails is tried again for each file.
+            let _ = self.digest_all();
+        }
+        for slot in 0..MAX_FILES {
+            self.settle_at_end(slot);
+            self.release(slot);
+        }
+        if self.kept.is_none() {
+            // A log that is not empty is left to `uncopy log recover`.
+            let _ = self.empty_log();
+        }
+    }
+
+    /// Commits the records that the program has written: they are acknowledged.
+    fn seal(&self) -> Result<(), DigestError> {
+        if !self.log.is_whole() {
+            return Err(Errno(libc::EIO).into());
+        }
+        let recovery = Recovery::open(self.log.memory(), NO_CHUNKS, boot());
+        let mut recovery = recovery.map_err(|_| Errno(libc::EUCLEAN))?;
+        recovery.plan(NO_CHUNKS, Limits { extents: 1, ..Limits::default() })?;
+        Ok(())
+    }
+
+    fn settle_at_end(&mut self, slot: usize) {
+        let Some(held) = &mut self.files[slot] else { return };
+        held.is_closed = true;
+        if matches!(held.stage, Stage::Withdrawn | Stage::GivenUp(_)) {
+            return;
+        }
+        let mut result = self.settle(slot);
+        for attempt in 1..LAST_ATTEMPTS {
+            if result.is_ok() {
+                return;
+            }
+            (0..10 * attempt).for_each(|_| clock::sleep_10_ms());
+            result = self.settle(slot);
+        }
+        if let Err(errno) = result {
+            self.give_up(slot, errno);
+        }
+    }
+
+    /// Retires what is left in the log, which is void, and takes the log from the program.
+    fn empty_log(&self) -> Result<(), Damage> {
+        if !self.log.is_whole() {
+            return Ok(());
+        }
+        let Ok(mut recovery) = Recovery::open(self.log.memory(), NO_CHUNKS, boot()) else { return Ok(()) };
+        while let Some(batch) = recovery.plan(NO_CHUNKS, Limits::default())? {
+            if !batch.files.is_empty() || !recovery.retire(&batch) {
+                return Ok(());
+            }
+        }
+        // Records of files that are not held remain for a recovery.
+        let _ = recovery.finish();
+        Ok(())
+    }
+}

@@ -1,0 +1,518 @@
+//! The keeper serves a program that the test plays itself, with a log and files on tmpfs.
+
+use super::*;
+use crate::log_files::boot;
+use crate::mapped::file as mapped_file;
+use crate::messages::{HELLO, PROTOCOL};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use uncopy_mapped::log::Log;
+use uncopy_mapped::mapping::Flushing;
+use uncopy_mapped::memory::Persistent as _;
+use uncopy_mapped::parts::Part;
+use uncopy_mapped::reader::Reader;
+use uncopy_mapped::recovery::Recovery;
+use uncopy_mapped::table::Identity;
+use uncopy_sys::background::{notifier, notify};
+use uncopy_sys::descriptor::ProgramFd;
+use uncopy_sys::mem;
+
+const LOG_BYTES: u64 = 4 << 20;
+
+/// Directory on tmpfs that is removed at the end.
+pub(crate) struct Directory(pub PathBuf);
+
+impl Directory {
+    pub(crate) fn new(name: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let name = format!("uncopy-mapped-{}-{number}-{name}", std::process::id());
+        let path = Path::new("/dev/shm").join(name);
+        fs::create_dir(&path).expect("a directory");
+        Self(path)
+    }
+
+    pub(crate) fn file(&self, name: &str, flags: i32) -> (PathBuf, File) {
+        let path = self.0.join(name);
+        let mut options = OpenOptions::new();
+        let opened = options.write(true).create(true).truncate(false).custom_flags(flags).open(&path);
+        (path, opened.expect("a file"))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A program with a keeper of its own.
+struct Program {
+    link: Option<OwnFd>,
+    bell: Arc<OwnFd>,
+    state: &'static State,
+    log: Log<Mapping>,
+    keeper: Option<JoinHandle<bool>>,
+    /// Descriptor and length of the log.
+    log_file: OwnFd,
+    /// Directory of the log, which is outlived by the keeper.
+    directory: Arc<Directory>,
+}
+
+fn receive(link: &OwnFd) -> ([u64; MAX_WORDS], Option<OwnFd>) {
+    let mut words = [0; MAX_WORDS];
+    loop {
+        match seqpacket::receive(link, &mut words) {
+            Err(Errno::EAGAIN) => wait::for_any([link].into_iter(), 100),
+            received => {
+                let message = received.expect("a message");
+                assert!(message.words > 0, "the keeper has closed the connection");
+                return (words, message.fd);
+            }
+        }
+    }
+}
+
+impl Program {
+    fn new(directory: &Arc<Directory>) -> Self {
+        // A lease that breaks sends SIGIO to the process: `contend` rings the bell instead.
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        let log = mapped_file::open_or_create_empty(&directory.0, LOG_BYTES, true, &|| true).expect("a log");
+        let name = std::ffi::CString::new(format!("{}.socket", log.path.display())).expect("no NUL");
+        let listener = seqpacket::listen(&name).expect("a listener");
+        let link = seqpacket::connect(&name).expect("a connection");
+        let theirs = seqpacket::accept(&listener).expect("a connection");
+        mem::unlink(&name);
+        let bell = Arc::new(notifier().expect("a bell"));
+        let keeper = thread::spawn({
+            let bell = Arc::clone(&bell);
+            move || serve(&theirs, &bell, &log)
+        });
+        let ([word, id, len_bytes, is_persistent, ..], state_fd) = receive(&link);
+        assert_eq!((word, is_persistent), (WELCOME_MAPPED, 0), "tmpfs only emulates");
+        let joint = JointMemory::map(&state_fd.expect("the state"), STATE_BYTES).expect("mapped");
+        // SAFETY: all fields are atomics; the mapping stays.
+        let state: &'static State = unsafe { joint.as_ref() };
+        let ([word, ..], log_file) = receive(&link);
+        assert_eq!(word, LOG);
+        let log_file = log_file.expect("the log");
+        let base = mem::map_shared(&log_file, len_bytes as usize).expect("mapped");
+        // SAFETY: mapped above, for good; the test appends in one thread.
+        let mapping = unsafe { Mapping::new(base as *mut u8, len_bytes as usize, Flushing::NotNeeded) };
+        let recovery = Recovery::open(mapping.expect("aligned"), NO_CHUNKS, boot()).expect("a log");
+        let empty = recovery.finish().expect("no records");
+        assert_eq!(empty.superblock().log, id);
+        let log = Log::attach(empty, boot(), u64::from(std::process::id()));
+        Self {
+            link: Some(link),
+            bell,
+            state,
+            log,
+            keeper: Some(keeper),
+            log_file,
+            directory: Arc::clone(directory),
+        }
+    }
+
+    fn link(&self) -> &OwnFd {
+        self.link.as_ref().expect("a connection")
+    }
+
+    fn ask(&self, words: &[u64], file: Option<&File>) -> [u64; 3] {
+        let fd = file.map(ProgramFd::of);
+        seqpacket::send_with(self.link(), words, fd).expect("sent");
+        let (words, _) = receive(self.link());
+        [words[0], words[1], words[2]]
+    }
+
+    fn register(&mut self, slot: usize, file: &File) -> FileId {
+        let status = file::status(file.as_fd()).expect("known");
+        let identity = Identity {
+            device: status.device,
+            inode: status.inode,
+            generation: file::generation(file.as_fd()),
+            path: mark::path_of(file.as_fd()).expect("a path"),
+        };
+        let known = &self.state.slots[slot];
+        let flags = file::flags(file.as_fd()).expect("flags");
+        known.is_append.store(u32::from(flags & libc::O_APPEND != 0), Release);
+        known.size.store(status.len_bytes, Release);
+        known.position.store(file::position(file.as_fd()).expect("a position"), Release);
+        self.log.register(&identity).expect("a free entry")
+    }
+
+    fn adopt(&mut self, slot: usize, file: &File) -> FileId {
+        let id = self.register(slot, file);
+        let answer = self.ask(&[ADOPT, slot as u64, id.entry.into(), id.incarnation.0], Some(file));
+        assert_eq!(answer, [ADOPTED, 0, 0]);
+        id
+    }
+
+    /// Appends a committed record; false: the keeper has taken the file.
+    fn write(&mut self, slot: usize, file: FileId, offset: u64, bytes: &[u8]) -> bool {
+        let Some(_append) = self.state.slots[slot].begin_append() else { return false };
+        let end = self.log.append(NO_CHUNKS, file, offset, &[Part::Bytes(bytes)]).expect("room");
+        self.log.commit();
+        self.state.set_moment(crate::state::Moment { head: end.0, sequence: 0 });
+        self.state.slots[slot].position.store(offset + bytes.len() as u64, Release);
+        true
+    }
+
+    /// Tells the keeper that a lease breaks, as its main thread does at SIGIO.
+    fn ring(&self) {
+        notify(&*self.bell);
+    }
+
+    /// Ends the program, and waits for the keeper.
+    fn end(&mut self) {
+        drop(self.link.take());
+        if let Some(keeper) = self.keeper.take() {
+            keeper.join().expect("no panic");
+        }
+    }
+
+    fn checkpoint(&self) -> uncopy_mapped::layout::Checkpoint {
+        let (log, _) = MappedLog::open_to_read(&self.log_path()).expect("mapped");
+        *Reader::open(log.memory()).expect("a log").checkpoint()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        let paths = mapped_file::logs(&self.directory.0).expect("a directory");
+        assert_eq!(paths.len(), 1);
+        paths[0].clone()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.link.take());
+        if let Some(keeper) = self.keeper.take()
+            && !thread::panicking()
+        {
+            keeper.join().expect("no panic");
+        }
+    }
+}
+
+fn program(name: &str) -> (Arc<Directory>, Program) {
+    let directory = Arc::new(Directory::new(name));
+    let program = Program::new(&directory);
+    (directory, program)
+}
+
+fn is_marked(file: &File) -> bool {
+    mark::is_marked(file.as_fd()).expect("known")
+}
+
+#[test]
+fn a_dropped_file_has_its_bytes_its_offset_and_its_flags() {
+    let (directory, mut program) = program("dropped");
+    let (path, mut file) = directory.file("a", libc::O_APPEND);
+    file.write_all(b"before ").expect("written");
+    let id = program.adopt(0, &file);
+    assert!(is_marked(&file));
+    assert_eq!(file::flags(file.as_fd()).expect("flags") & libc::O_APPEND, 0);
+    assert!(program.write(0, id, 7, b"logged") && program.write(0, id, 13, b" twice"));
+    assert_eq!(fs::metadata(&path).expect("known").len(), 7, "nothing is digested without a reason");
+    let reserved_bytes = 1 << 20;
+    // SAFETY: fallocate(2) takes integers only.
+    let reserved = unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, reserved_bytes)
+    };
+    assert_eq!(reserved, 0);
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    assert_eq!(fs::read(&path).expect("read"), b"before logged twice");
+    assert!(!is_marked(&file));
+    assert_eq!(file::flags(file.as_fd()).expect("flags") & libc::O_APPEND, libc::O_APPEND);
+    assert_eq!(file::position(file.as_fd()), Ok(19));
+    assert_eq!(file::status(file.as_fd()).expect("known").blocks, 8, "nothing is reserved behind the end");
+    assert_eq!(program.state.slots[0].flags.load(Acquire), 0);
+    program.log.leave(id);
+    // The file can be logged again at once, and is not touched by the old records.
+    file.set_len(3).expect("truncated");
+    let id = program.adopt(5, &file);
+    assert!(program.write(5, id, 3, b"!"));
+    program.end();
+    assert_eq!(fs::read(&path).expect("read"), b"bef!");
+    assert_eq!(program.checkpoint().process, 0);
+}
+
+#[test]
+fn files_that_may_not_be_logged_are_refused_and_unchanged() {
+    let (directory, mut program) = program("refused");
+    let (path, file) = directory.file("a", libc::O_APPEND);
+    let id = program.register(0, &file);
+    let adopt = |slot: u64, entry: u64| [ADOPT, slot, entry, id.incarnation.0];
+    let refused = |errno: i32| [REFUSED, errno as u64, 0];
+    let (adopt_it, entry) = (adopt(0, id.entry.into()), u64::from(id.entry));
+    // Another registration, an entry that cannot be, a slot that cannot be, and no registration at all.
+    assert_eq!(program.ask(&adopt(0, entry + 1), Some(&file)), refused(libc::EINVAL));
+    assert_eq!(program.ask(&adopt(0, 1 << 16), Some(&file)), refused(libc::EINVAL));
+    assert_eq!(program.ask(&adopt(64, entry), Some(&file)), refused(libc::EPROTO));
+    assert_eq!(program.ask(&[ADOPT, 0], Some(&file)), refused(libc::EPROTO));
+    assert_eq!(program.ask(&adopt_it, None), refused(libc::EPROTO));
+    let other = File::open(&path).expect("opened");
+    assert_eq!(program.ask(&adopt_it, Some(&other)), refused(libc::EBADF));
+    assert_eq!(program.ask(&adopt_it, Some(&file)), refused(libc::EAGAIN), "open elsewhere");
+    drop(other);
+    let link = directory.0.join("b");
+    fs::hard_link(&path, &link).expect("linked");
+    assert_eq!(program.ask(&adopt_it, Some(&file)), refused(libc::EINVAL), "two links");
+    fs::remove_file(&link).expect("removed");
+    for mode in [0o4600, 0o2600] {
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("its owner");
+        assert_eq!(program.ask(&adopt_it, Some(&file)), refused(libc::EINVAL), "{mode:o}");
+    }
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("its owner");
+    program.state.slots[0].is_append.store(0, Release);
+    assert_eq!(
+        program.ask(&adopt_it, Some(&file)),
+        refused(libc::EINVAL),
+        "O_APPEND is not what the slot says"
+    );
+    program.state.slots[0].is_append.store(1, Release);
+    let owner = Owner { log: 1, path: program.log_path() };
+    mark::set(file.as_fd(), &owner).expect("marked");
+    assert_eq!(
+        program.ask(&adopt_it, Some(&file)),
+        refused(libc::EEXIST),
+        "a log in use may have records for it"
+    );
+    mark::remove(file.as_fd()).expect("removed");
+    assert_eq!(file::flags(file.as_fd()).expect("flags") & libc::O_APPEND, libc::O_APPEND);
+    assert!(!is_marked(&file) && File::open(&path).is_ok());
+    assert_eq!(program.ask(&adopt_it, Some(&file)), [ADOPTED, 0, 0]);
+    let again = [ADOPT, 1, entry, id.incarnation.0];
+    program.state.slots[1].is_append.store(0, Release);
+    assert_eq!(program.ask(&again, Some(&file)), refused(libc::EEXIST), "it is logged already");
+    assert_eq!(program.ask(&[99, 0], None), refused(libc::EPROTO));
+}
+
+#[test]
+fn room_is_made_by_digesting_and_acknowledged_writes_survive_the_end() {
+    let (directory, mut program) = program("room");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(3, &file);
+    let bytes: Vec<u8> = (0..100_000u32).map(|at| at as u8).collect();
+    let mut wanted = Vec::new();
+    // Three laps of the ring.
+    while wanted.len() < 3 * LOG_BYTES as usize {
+        let part = [Part::Bytes(&bytes)];
+        let appended = program.log.append(NO_CHUNKS, id, wanted.len() as u64, &part);
+        if appended.is_err() {
+            program.log.commit();
+            assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, 0, 0]);
+            assert_eq!(fs::metadata(&path).expect("known").len(), wanted.len() as u64);
+            continue;
+        }
+        wanted.extend_from_slice(&bytes);
+    }
+    program.state.slots[3].position.store(77, Release);
+    // The last records are written, and not committed.
+    program.end();
+    assert!(fs::read(&path).expect("read") == wanted);
+    assert!(!is_marked(&file));
+    assert_eq!((program.checkpoint().process, file::position(file.as_fd())), (0, Ok(77)));
+    let recovered = MappedLog::open(&program.log_path());
+    assert!(
+        matches!(recovered, Err(mapped_file::Unreadable::File(Errno::EAGAIN))),
+        "the program has it open"
+    );
+}
+
+#[test]
+fn a_closed_file_is_digested_and_an_unlinked_one_is_not() {
+    let (directory, mut program) = program("closed");
+    let (path, file) = directory.file("a", 0);
+    let (gone_path, gone) = directory.file("b", 0);
+    let (id, gone_id) = (program.adopt(0, &file), program.adopt(1, &gone));
+    assert!(program.write(0, id, 4, b"abc") && program.write(1, gone_id, 0, b"abc"));
+    let kept = gone.try_clone().expect("a duplicate");
+    drop((file, gone));
+    fs::remove_file(gone_path).expect("removed");
+    for slot in [0, 1] {
+        assert_eq!(program.ask(&[CLOSED, slot], None), [DONE, 0, 0]);
+    }
+    assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, 0, 0]);
+    assert_eq!(fs::read(&path).expect("read"), b"\0\0\0\0abc");
+    assert_eq!(kept.metadata().expect("known").len(), 0);
+    assert!(program.state.slots[..2].iter().all(|slot| slot.flags.load(Acquire) == 0));
+    assert!(!is_marked(&File::open(&path).expect("opened")));
+}
+
+#[test]
+fn another_process_that_opens_a_file_finds_all_bytes() {
+    let (directory, mut program) = program("contended");
+    let (path, mut file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    assert!(program.write(0, id, 0, b"abc"));
+    let append = program.state.slots[0].begin_append().expect("logged");
+    let reader = thread::spawn({
+        let path = path.clone();
+        move || fs::read(path).expect("read")
+    });
+    while file_lock::has_unbroken_lease(file.as_fd()) {
+        thread::yield_now();
+    }
+    program.ring();
+    while program.state.slots[0].flags.load(Acquire) & UNRELIABLE == 0 {
+        thread::yield_now();
+    }
+    // The reader waits until the append in progress has ended.
+    assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, 0, 0]);
+    assert!(!reader.is_finished());
+    program.log.append(NO_CHUNKS, id, 3, &[Part::Bytes(b"def")]).expect("room");
+    program.log.commit();
+    program.state.slots[0].position.store(6, Release);
+    drop(append);
+    assert_eq!(reader.join().expect("read"), b"abcdef");
+    assert!(!program.write(0, id, 6, b"lost"), "the file is the kernel's");
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    assert_eq!(file.stream_position().expect("a position"), 6);
+    file.write_all(b"!").expect("written");
+    program.end();
+    assert_eq!(fs::read(&path).expect("read"), b"abcdef!");
+}
+
+/// Runs a test in a process of its own, where it may change the limits. Returns whether this is that process.
+fn is_in_child(test: &str) -> bool {
+    const CHILD: &str = "UNCOPY_TEST_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        return true;
+    }
+    let test = format!("keeper::mapped::tests::{test}");
+    let executable = std::env::current_exe().expect("a path");
+    let mut child = std::process::Command::new(executable);
+    let output = child.args(["--exact", &test, "--nocapture"]).env(CHILD, "1").output().expect("started");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    false
+}
+
+/// Sets the maximum length of files that this process writes (RLIMIT_FSIZE).
+fn limit_files(len_bytes: u64) {
+    let limit = libc::rlimit { rlim_cur: len_bytes, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: setrlimit(2) reads `limit`; no handler is installed.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_stays_logged_until_it_can() {
+    if !is_in_child("a_file_that_cannot_be_written_stays_logged_until_it_can") {
+        return;
+    }
+    let (directory, mut program) = program("later");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    assert!(program.write(0, id, 0, b"abc") && program.write(0, id, 2 * LOG_BYTES, b"d"));
+    limit_files(LOG_BYTES);
+    for _ in 0..2 {
+        assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::EFBIG as u64, 0]);
+        assert_eq!(program.ask(&[DROP, 0], None), [DONE, libc::EFBIG as u64, 0]);
+        assert!(is_marked(&file) && program.write(0, id, 1, b"B"), "still logged");
+    }
+    limit_files(libc::RLIM_INFINITY);
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    let found = fs::read(&path).expect("read");
+    assert_eq!(
+        (&found[..4], found.len() as u64, found.last()),
+        (&b"aBc\0"[..], 2 * LOG_BYTES + 1, Some(&b'd'))
+    );
+    program.end();
+    assert_eq!((program.checkpoint().process, program.checkpoint().failure), (0, 0));
+}
+
+#[test]
+fn a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes() {
+    if !is_in_child("a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes") {
+        return;
+    }
+    let (directory, mut program) = program("given-up");
+    let (path, file) = directory.file("a", 0);
+    let (bad_path, bad) = directory.file("b", 0);
+    let (late_path, late) = directory.file("c", 0);
+    let (id, bad_id) = (program.adopt(0, &file), program.adopt(1, &bad));
+    assert!(program.write(0, id, 0, b"abc") && program.write(1, bad_id, 2 * LOG_BYTES, b"d"));
+    limit_files(LOG_BYTES);
+    let reader = thread::spawn(move || File::open(bad_path).expect("opened"));
+    while file_lock::has_unbroken_lease(bad.as_fd()) {
+        thread::yield_now();
+    }
+    program.ring();
+    let _open = reader.join().expect("opened");
+    assert_eq!(program.state.slots[1].error.load(Acquire), libc::EFBIG as u32);
+    // No file is logged any more, and the others have left the log.
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    assert_eq!(fs::read(&path).expect("read"), b"abc");
+    let late_id = program.register(2, &late);
+    let adopt = [ADOPT, 2, late_id.entry.into(), late_id.incarnation.0];
+    assert_eq!(program.ask(&adopt, Some(&late)), [REFUSED, libc::EFBIG as u64, 0]);
+    assert_eq!(program.ask(&[DROP, 1], None), [DONE, libc::EFBIG as u64, 0]);
+    program.end();
+    assert!(is_marked(&bad) && !is_marked(&file) && !is_marked(&late) && late_path.exists());
+    let found = program.checkpoint();
+    assert_eq!((found.failure, found.process), (libc::EFBIG as u32, u64::from(std::process::id())));
+    let (log, _) = MappedLog::open_to_read(&program.log_path()).expect("mapped");
+    let mut recovery = Recovery::open(log.memory(), NO_CHUNKS, boot()).expect("a log");
+    let batch = recovery.plan(NO_CHUNKS, Limits::default()).expect("no damage").expect("records");
+    assert_eq!((batch.files.len(), batch.files[0].file), (1, bad_id));
+}
+
+#[test]
+fn a_truncated_log_ends_logging_and_nothing_else() {
+    let (directory, mut program) = program("truncated");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    assert!(program.write(0, id, 0, b"abc"));
+    file::truncate(&program.log_file, 4096).expect("truncated");
+    assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::EIO as u64, 0]);
+    program.end();
+    assert!(is_marked(&file), "for `log check`");
+    assert_eq!(fs::read(&path).expect("read"), b"");
+}
+
+#[test]
+fn a_scribbled_record_is_noticed_and_its_log_kept() {
+    let (directory, mut program) = program("scribbled");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    let first = program.log.head();
+    assert!(program.write(0, id, 0, b"abc") && program.write(0, id, 3, b"def"));
+    let (log, is_in_use) = MappedLog::open_to_read(&program.log_path()).expect("mapped");
+    assert!(is_in_use);
+    let at = program.log.superblock().position(first) + 20;
+    let mut byte = [0];
+    log.memory().load(at, &mut byte);
+    log.memory().store(at, &[byte[0] ^ 1]);
+    assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::EUCLEAN as u64, 0]);
+    assert_ne!(program.state.slots[0].flags.load(Acquire) & UNRELIABLE, 0);
+    assert_eq!(program.ask(&[DROP, 0], None)[0], DONE);
+    program.end();
+    assert_eq!(fs::read(&path).expect("read"), b"");
+    let found = Recovery::open(log.memory(), NO_CHUNKS, boot()).expect("a log");
+    assert_eq!(found.damage(), Some(uncopy_mapped::reader::Damage::Record(first)));
+    assert!(is_marked(&file));
+    // The position is the program's business again.
+    assert_eq!((&file).stream_position().expect("a position"), 0);
+}
+
+#[test]
+fn a_message_of_another_protocol_is_refused() {
+    let (_directory, program) = program("protocol");
+    assert_eq!(program.ask(&[HELLO, PROTOCOL], None), [REFUSED, libc::EPROTO as u64, 0]);
+}

@@ -1,0 +1,189 @@
+//! Digesting: from records of a mapped log to their files.
+//!
+//! ```text
+//! records ─ plan ─► truncate, pwritev from the mapping, truncate ─► fdatasync ─► forgotten or retired
+//! ```
+//!
+//! Every step can be repeated from the beginning, also after an interruption: until its records are forgotten or
+//! retired, a file gets the same bytes again.
+
+use crate::mark;
+use crate::state::FileSlot;
+use core::borrow::Borrow;
+use core::sync::atomic::Ordering::Acquire;
+use uncopy_mapped::digest::{Digester, Limits};
+use uncopy_mapped::layout::Lsn;
+use uncopy_mapped::mapping::Mapping;
+use uncopy_mapped::memory::Persistent;
+use uncopy_mapped::plan::{FilePlan, FileWrite};
+use uncopy_mapped::reader::Damage;
+use uncopy_mapped::record::Source;
+use uncopy_mapped::table::FileId;
+use uncopy_sys::descriptor::Descriptor;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::file;
+use uncopy_sys::iovec::Part;
+
+use super::file::NO_CHUNKS;
+
+/// Length of a unit of [`Status::blocks`](file::Status::blocks), bytes.
+const BLOCK_BYTES: u64 = 512;
+
+/// Reason why a file did not get the bytes of its records, which stay in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DigestError {
+    /// An operation on the file has failed.
+    File(Errno),
+    /// The log is damaged.
+    Log(Damage),
+}
+
+impl DigestError {
+    /// Returns the error number; EUCLEAN for a damaged log.
+    #[must_use]
+    pub const fn errno(self) -> Errno {
+        match self {
+            Self::File(errno) => errno,
+            Self::Log(_) => Errno(libc::EUCLEAN),
+        }
+    }
+}
+
+impl From<Errno> for DigestError {
+    fn from(errno: Errno) -> Self {
+        Self::File(errno)
+    }
+}
+
+impl From<Damage> for DigestError {
+    fn from(damage: Damage) -> Self {
+        Self::Log(damage)
+    }
+}
+
+/// Clears O_APPEND of an open file: Linux appends in pwrite(2) otherwise ("Bugs").
+///
+/// # Errors
+/// Errors of fcntl(2): EPERM if the file is append-only.
+pub fn clear_append(fd: impl Descriptor) -> Result<(), Errno> {
+    let flags = file::flags(fd)?;
+    if flags & libc::O_APPEND == 0 { Ok(()) } else { file::set_flags(fd, flags & !libc::O_APPEND) }
+}
+
+/// Whether a plan has nothing to do.
+fn is_empty(plan: &FilePlan) -> bool {
+    plan.writes.is_empty() && plan.shrink_to.is_none() && plan.grow_to.is_none()
+}
+
+fn write(
+    fd: impl Descriptor,
+    write: &FileWrite,
+    memory: &Mapping,
+    parts: &mut Vec<Part>,
+) -> Result<(), Errno> {
+    parts.clear();
+    for extent in &write.sources {
+        let Source::Inline(at) = extent.source else { return Err(Errno(libc::EUCLEAN)) };
+        let address = memory.address(at, extent.len_bytes).ok_or(Errno(libc::EUCLEAN))?;
+        parts.push(Part { address: address as usize, len_bytes: extent.len_bytes });
+    }
+    file::write_parts_at(fd, write.offset, parts)
+}
+
+/// Carries out the plan of an open file, which is not synced.
+///
+/// # Errors
+/// The error of the first operation that fails. EUCLEAN if bytes are not in the log. EFAULT if the log's file has
+/// become shorter.
+pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &Mapping) -> Result<(), Errno> {
+    if is_empty(plan) {
+        return Ok(());
+    }
+    clear_append(fd)?;
+    if let Some(size) = plan.shrink_to {
+        file::truncate(fd, size)?;
+    }
+    let mut parts = Vec::new();
+    plan.writes.iter().try_for_each(|next| write(fd, next, memory, &mut parts))?;
+    plan.grow_to.map_or(Ok(()), |size| file::truncate(fd, size))
+}
+
+/// Writes the committed records of one file to it, durably, and makes them void. `through`: the end of the records
+/// that are known to be committed, or 0; if the log has fewer, it is damaged.
+///
+/// # Errors
+/// See [`DigestError`]. The records stay.
+pub fn digest_file<M: Persistent + Borrow<Mapping>>(
+    fd: impl Descriptor,
+    digester: &mut Digester<M>,
+    file: FileId,
+    through: Lsn,
+) -> Result<(), DigestError> {
+    let (mut from, mut has_written) = (None, false);
+    loop {
+        let batch = digester.plan_file(NO_CHUNKS, file, from, Limits::default())?;
+        if let Some(plan) = batch.plan.filter(|plan| !is_empty(plan)) {
+            carry_out(fd, &plan, digester.reader().memory().borrow())?;
+            has_written = true;
+        }
+        from = Some(batch.through);
+        if batch.is_last {
+            check_end(batch.through, through)?;
+            break;
+        }
+    }
+    if has_written {
+        file::sync_data(fd)?;
+    }
+    // Rule 10 of the log: before the mark goes and others may change the file.
+    digester.forget(file);
+    Ok(())
+}
+
+/// Checks that the readable records end at `found`, not before `through`.
+///
+/// # Errors
+/// The damage of the record behind `found`.
+pub fn check_end(found: Lsn, through: Lsn) -> Result<(), Damage> {
+    if found >= through { Ok(()) } else { Err(Damage::Record(found)) }
+}
+
+/// Gives a file that has all bytes of its records back to the kernel: file offset, O_APPEND, blocks behind the end,
+/// mark.
+///
+/// # Errors
+/// An error of the kernel. The mark may remain, and names a log without records for the file.
+pub fn give_back(fd: impl Descriptor, slot: &FileSlot) -> Result<(), Errno> {
+    file::set_position(fd, slot.position.load(Acquire))?;
+    if slot.is_append.load(Acquire) != 0 {
+        file::set_flags(fd, file::flags(fd)? | libc::O_APPEND)?;
+    }
+    trim(fd);
+    mark::remove(fd)
+}
+
+/// Frees blocks that were allocated behind the end of a file. They do no harm if that fails.
+pub fn trim(fd: impl Descriptor) {
+    let Ok(status) = file::status(fd) else { return };
+    if status.blocks * BLOCK_BYTES > status.len_bytes.next_multiple_of(uncopy_sys::PAGE_BYTES as u64) {
+        let _ = file::truncate(fd, status.len_bytes);
+    }
+}
+
+/// Takes a file out of the log: writes its records to it, makes them void, and gives the file back to the kernel. The
+/// program appends no more for it. `through`: see [`digest_file`]. The caller releases the lease and clears the slot afterwards.
+///
+/// This can be called by the keeper, and by the program after the keeper's death.
+///
+/// # Errors
+/// See [`DigestError`]. The records stay, or are in the file already; this may be called again.
+pub fn settle<M: Persistent + Borrow<Mapping>>(
+    fd: impl Descriptor,
+    slot: &FileSlot,
+    digester: &mut Digester<M>,
+    file: FileId,
+    through: Lsn,
+) -> Result<(), DigestError> {
+    digest_file(fd, digester, file, through)?;
+    Ok(give_back(fd, slot)?)
+}

@@ -1,0 +1,286 @@
+//! The file of a mapped log.
+//!
+//! Persistent memory is what the kernel maps with `MAP_SYNC`. On tmpfs the log only emulates it: nothing there
+//! survives power loss. Other file systems hold no mapped logs.
+
+use crate::log_files::{self, LockedLog, c_path, machine};
+use core::fmt;
+use std::path::{Path, PathBuf};
+use uncopy_mapped::layout::{self, Superblock};
+use uncopy_mapped::log::EmptyLog;
+use uncopy_mapped::mapping::{Flushing, Mapping};
+use uncopy_mapped::memory::{LINE_BYTES, Persistent};
+use uncopy_mapped::reader::Reader;
+use uncopy_mapped::recovery::Recovery;
+use uncopy_sys::descriptor::{Descriptor, OwnRef};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::{PAGE_BYTES, file, file_lock, ids, mem};
+
+/// Last part of a mapped log's name.
+pub const SUFFIX: &str = "mapped";
+/// Chunks of a log whose records have inline bytes only.
+pub const NO_CHUNKS: &[Mapping] = &[];
+/// Entries of the table of files: four times the files that a program can have in the log at once, because an
+/// entry is free again only after the next digest.
+const ENTRIES: u32 = 4 * crate::state::MAX_FILES as u32;
+/// Magic number of tmpfs (linux/magic.h).
+const TMPFS: u32 = 0x0102_1994;
+const STEP_BYTES: usize = 1 << 20;
+
+/// Memory behind the pages of a mapped file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Persistent memory, mapped directly (DAX).
+    Persistent,
+    /// Memory of tmpfs, which emulates persistent memory and loses everything with the power.
+    Emulated,
+    /// A page cache or other memory that holds no mapped log.
+    Unsuitable,
+}
+
+/// Returns what backs an open regular file.
+///
+/// # Errors
+/// Errors of mmap(2) and fstatfs(2).
+pub fn backing(fd: impl Descriptor) -> Result<Backing, Errno> {
+    match mem::map_sync(fd, PAGE_BYTES) {
+        Ok(base) => {
+            // SAFETY: the page was mapped above, and nothing else knows its address.
+            unsafe { mem::unmap_shared(base, PAGE_BYTES) };
+            Ok(Backing::Persistent)
+        }
+        // EINVAL: before Linux 4.15.
+        Err(Errno(libc::EOPNOTSUPP | libc::EINVAL)) => {
+            let is_tmpfs = file::file_system(fd)? == TMPFS;
+            Ok(if is_tmpfs { Backing::Emulated } else { Backing::Unsuitable })
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Returns what would back a log in a directory.
+///
+/// # Errors
+/// An error of creating a file there, or of [`backing`].
+pub fn backing_in(directory: &Path) -> Result<Backing, Errno> {
+    backing(LockedLog::create_unnamed(directory, 0)?.device().fd)
+}
+
+/// Whether a file on the file system of an open file can be logged: as
+/// [`mark::supports_logging`](crate::mark::supports_logging), or tmpfs if the log is `emulated` as well.
+#[must_use]
+pub fn supports_file(fd: impl Descriptor, emulated: bool) -> bool {
+    crate::mark::supports_logging(fd) || emulated && file::file_system(fd) == Ok(TMPFS)
+}
+
+/// Reason why a mapped log cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// The file cannot be opened or mapped.
+    File(Errno),
+    /// The file holds no usable log.
+    Log(layout::Unreadable),
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(errno) => write!(f, "{errno}"),
+            Self::Log(why) => write!(f, "{why}"),
+        }
+    }
+}
+
+impl From<Errno> for Unreadable {
+    fn from(errno: Errno) -> Self {
+        Self::File(errno)
+    }
+}
+
+impl From<layout::Unreadable> for Unreadable {
+    fn from(why: layout::Unreadable) -> Self {
+        Self::Log(why)
+    }
+}
+
+/// Returns the paths of the mapped logs in a directory, sorted.
+///
+/// # Errors
+/// An error of reading the directory.
+pub fn logs(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    log_files::logs_with(directory, SUFFIX)
+}
+
+/// Whether a path has the name of a mapped log.
+#[must_use]
+pub fn is_mapped(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == SUFFIX)
+}
+
+/// An open and mapped log.
+#[derive(Debug)]
+pub struct MappedLog {
+    /// Path of the log.
+    pub path: PathBuf,
+    file: LockedLog,
+    mapping: Mapping,
+    base: usize,
+    backing: Backing,
+}
+
+impl MappedLog {
+    /// Opens, locks and maps a log, whose contents are not looked at.
+    ///
+    /// # Errors
+    /// EAGAIN if another process has locked it; EPERM if it is not a regular file that only this user can write
+    /// to; [`layout::Unreadable::Foreign`] if it is shorter than any log.
+    pub fn open(path: &Path) -> Result<Self, Unreadable> {
+        Self::map(path.to_owned(), LockedLog::open_by(path, 0)?)
+    }
+
+    /// Opens and maps a log to read it, also while another process uses it. Returns whether one does.
+    ///
+    /// # Errors
+    /// Those of [`MappedLog::open`] except EAGAIN.
+    pub fn open_to_read(path: &Path) -> Result<(Self, bool), Unreadable> {
+        let file = LockedLog::open_unlocked(path, 0)?;
+        let is_in_use = file.lock().is_err();
+        Self::map(path.to_owned(), file).map(|log| (log, is_in_use))
+    }
+
+    fn map(path: PathBuf, file: LockedLog) -> Result<Self, Unreadable> {
+        let fd = file.device().fd;
+        let len_bytes = usize::try_from(file::status(fd)?.len_bytes).unwrap_or(0) / LINE_BYTES * LINE_BYTES;
+        if len_bytes == 0 {
+            return Err(layout::Unreadable::Foreign.into());
+        }
+        let backing = backing(fd)?;
+        let is_persistent = backing == Backing::Persistent;
+        let base = if is_persistent { mem::map_sync(fd, len_bytes) } else { mem::map_shared(fd, len_bytes) }?;
+        let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
+        // SAFETY: the pages were mapped above, readable and writable, for `len_bytes`; `drop` unmaps them with the
+        // value, which is not given away. This process knows the address only as a `Mapping`. `stream` is called
+        // by `Log` alone, which fences before the bytes are read.
+        let mapping = unsafe { Mapping::new(base as *mut u8, len_bytes, flushing) };
+        let mapping = mapping.ok_or(Errno::EINVAL).inspect_err(|_| {
+            // SAFETY: no `Mapping` was made, so nothing uses the pages.
+            unsafe { mem::unmap_shared(base, len_bytes) };
+        })?;
+        Ok(Self { path, file, mapping, base, backing })
+    }
+
+    /// Returns the memory of the log.
+    #[must_use]
+    pub const fn memory(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Returns the descriptor of the log.
+    #[must_use]
+    pub const fn fd(&self) -> OwnRef {
+        self.file.device().fd
+    }
+
+    /// Returns what backs the log.
+    #[must_use]
+    pub const fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Whether the file still has all bytes that are mapped: its owner could have truncated it, so that the next
+    /// access would be SIGBUS.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        file::status(self.fd()).is_ok_and(|status| status.len_bytes >= self.mapping.len_bytes() as u64)
+    }
+}
+
+impl Drop for MappedLog {
+    fn drop(&mut self) {
+        // SAFETY: `memory` lends the mapping for as long as the value lives, so nothing uses it any more.
+        unsafe { mem::unmap_shared(self.base, self.mapping.len_bytes()) };
+    }
+}
+
+/// Returns a log without records: an existing one, or a new one of `len_bytes`, rounded up to whole pages.
+/// `emulates` allows tmpfs. `is_needed` is polled meanwhile. The shared lock on the directory, which this takes, is
+/// what [`log_files::is_being_made`] sees.
+///
+/// # Errors
+/// EOPNOTSUPP if the directory is not on a DAX file system, nor on tmpfs with `emulates`; ENOSPC and other errors of
+/// the directory or of the log; ECANCELED if `is_needed` returned false.
+pub fn open_or_create_empty(
+    directory: &Path,
+    len_bytes: u64,
+    emulates: bool,
+    is_needed: &dyn Fn() -> bool,
+) -> Result<MappedLog, Errno> {
+    let lock = file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    // The directory is locked exclusively only for a moment, by `is_being_made`.
+    let _ = file_lock::lock_shared(&lock);
+    let len_bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
+    let may_use = |backing| backing == Backing::Persistent || backing == Backing::Emulated && emulates;
+    for path in logs(directory).unwrap_or_default() {
+        if let Some(log) = reuse(&path, len_bytes).filter(|log| may_use(log.backing)) {
+            return Ok(log);
+        }
+    }
+    let id = ids::random().filter(|id| *id != 0).ok_or(Errno::EAGAIN)?;
+    let file = LockedLog::create_unnamed(directory, 0)?;
+    if !may_use(backing(file.device().fd)?) {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    create(
+        directory,
+        file,
+        &Superblock { log: id, machine: machine(), len_bytes, entries: ENTRIES },
+        is_needed,
+    )
+}
+
+fn reuse(path: &Path, len_bytes: u64) -> Option<MappedLog> {
+    let log = MappedLog::open(path).ok()?;
+    let reader = Reader::open(log.memory()).ok()?;
+    let (superblock, checkpoint) = (*reader.superblock(), *reader.checkpoint());
+    let is_fit = superblock.len_bytes == len_bytes && superblock.machine == machine();
+    // The blocks may be missing, if somebody has copied the file; and leftovers must not look like records.
+    let is_empty = || {
+        file::allocate(log.fd(), len_bytes).is_ok()
+            && Recovery::open(log.memory(), NO_CHUNKS, log_files::boot())
+                .is_ok_and(|found| found.finish().is_ok())
+    };
+    (checkpoint.process == 0 && is_fit && is_empty()).then_some(log)
+}
+
+/// Makes a new log in an unnamed file, which gets its name once it is complete.
+fn create(
+    directory: &Path,
+    file: LockedLog,
+    superblock: &Superblock,
+    is_needed: &dyn Fn() -> bool,
+) -> Result<MappedLog, Errno> {
+    let fd = file.device().fd;
+    // Allocated, because a store to a page without room on the file system would be SIGBUS.
+    file::allocate(fd, superblock.len_bytes)?;
+    let path = directory.join(format!("{:016x}.{SUFFIX}", superblock.log));
+    let log = MappedLog::map(path, file).map_err(|why| match why {
+        Unreadable::File(errno) => errno,
+        Unreadable::Log(_) => Errno::EINVAL,
+    })?;
+    if log.backing == Backing::Persistent {
+        // Later stores need no change of metadata, which a fault of MAP_SYNC would wait for.
+        let zeroes = vec![0; STEP_BYTES];
+        for at in (0..superblock.len_bytes).step_by(STEP_BYTES) {
+            if !is_needed() {
+                return Err(Errno(libc::ECANCELED));
+            }
+            let len = (superblock.len_bytes - at).min(STEP_BYTES as u64) as usize;
+            file::write_at(fd, at, &zeroes[..len])?;
+        }
+        file::sync(fd)?;
+    }
+    EmptyLog::create(log.memory(), superblock).ok_or(Errno::EINVAL)?;
+    file::link_unnamed(fd, &c_path(&log.path)?)?;
+    file::sync(fd)?;
+    Ok(log)
+}
