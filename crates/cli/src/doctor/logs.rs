@@ -8,8 +8,11 @@ use crate::settings::is_private_or_creatable;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use uncopy_store::log_files::{self, LogSummary};
+use std::path::Path;
+use uncopy_store::log_files;
+use uncopy_store::logs;
+use uncopy_store::mapped::file::{Backing, backing_in, is_mapped};
+use uncopy_store::mapped::recover;
 
 const LEASES: &str = "/proc/sys/fs/leases-enable";
 
@@ -33,8 +36,10 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
     }
     // A directory that does not exist yet will be on the file system of its parent.
     let existing = if directory.is_dir() { Some(directory) } else { directory.parent() };
+    let backing = existing.and_then(|existing| backing_in(existing).ok());
     match existing.map(log_files::supports_logs) {
         Some(Ok(true)) => {}
+        Some(Ok(false)) if backing == Some(Backing::Emulated) => {}
         Some(Err(errno)) => {
             return Check::warning(NAME, format!("{shown}: {}", Reason(&errno.into())));
         }
@@ -45,12 +50,21 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
             return Check::warning(NAME, found);
         }
     }
-    let logs = log_files::logs(directory).unwrap_or_default();
-    let has_bytes =
-        |path: &&PathBuf| !log_files::inspect(path).is_ok_and(|contents| needs_no_recovery(&contents));
-    match logs.iter().filter(has_bytes).count() {
-        0 => Check::ok(NAME, format!("{shown}, {} logs", logs.len())),
-        count => Check::warning(
+    let logs = logs::paths(directory).unwrap_or_default();
+    match (logs.iter().filter(|log| needs_recovery(log)).count(), backing) {
+        (0, Some(Backing::Emulated)) => Check::warning(
+            NAME,
+            format!(
+                "{shown} is on tmpfs, whose logs do not survive power loss; --log-emulate-dax only emulates that"
+            ),
+        ),
+        (0, Some(Backing::Persistent)) => {
+            let found =
+                format!("{shown}, {} logs; persistent memory, for --log-mode only as well", logs.len());
+            Check::ok(NAME, found)
+        }
+        (0, _) => Check::ok(NAME, format!("{shown}, {} logs", logs.len())),
+        (count, _) => Check::warning(
             NAME,
             format!("{shown}: {count} of {} logs have records that may not be in their files", logs.len()),
         )
@@ -58,9 +72,13 @@ fn check_directory(directory: &Path, has_leases: bool) -> Check {
     }
 }
 
-/// Whether nothing is to be recovered: the log is in use or empty.
-const fn needs_no_recovery(contents: &LogSummary) -> bool {
-    contents.is_in_use || contents.checkpoint.process == 0
+/// Whether a log may have records that are not in their files: it is neither in use nor empty.
+fn needs_recovery(log: &Path) -> bool {
+    if is_mapped(log) {
+        return !recover::inspect(log)
+            .is_ok_and(|contents| contents.is_in_use || contents.checkpoint.process == 0);
+    }
+    !log_files::inspect(log).is_ok_and(|contents| contents.is_in_use || contents.checkpoint.process == 0)
 }
 
 #[cfg(test)]
@@ -76,14 +94,16 @@ mod tests {
         fs::create_dir(&directory).expect("a directory");
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("its owner");
         let can_hold_logs = log_files::supports_logs(&directory).expect("a directory");
+        let emulates = backing_in(&directory) == Ok(Backing::Emulated);
         let empty = check_directory(&directory, true);
         fs::write(directory.join("0123456789abcdef.log"), "no log").expect("written");
+        fs::write(directory.join("0123456789abcdef.mapped"), "no log").expect("written");
         let damaged = check_directory(&directory, true);
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("its owner");
         let open = check_directory(&directory, true);
         fs::remove_dir_all(&directory).expect("removed");
         assert_eq!(empty.state == State::Ok, can_hold_logs, "{empty:?}");
-        assert!(!can_hold_logs || damaged.found.contains("1 of 1 logs"), "{damaged:?}");
+        assert!(!can_hold_logs && !emulates || damaged.found.contains("2 of 2 logs"), "{damaged:?}");
         assert!(open.found.contains("mode 0700") && open.fix.is_some(), "{open:?}");
     }
 }

@@ -19,7 +19,8 @@ use std::process::{Command, Stdio};
 use uncopy_core::options::LogMode;
 use uncopy_core::stats::StatsName;
 use uncopy_store::keeper::{Keeper, Settings};
-use uncopy_store::log_files::{self, RecoveryOptions};
+use uncopy_store::log_files::RecoveryOptions;
+use uncopy_store::logs;
 
 /// Line that the keeper prints once programs can find it.
 const READY: &str = "ready\n";
@@ -37,9 +38,9 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
         LogMode::Beside => options.emulates_dax,
         LogMode::Only => memory::of_logs(directory, options.emulates_dax)? == Memory::Emulated,
     };
-    let logs = log_files::logs(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
+    let paths = logs::paths(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     // Logs that cannot be recovered are reported by `recover`.
-    recover(&logs, &RecoveryOptions::default(), false);
+    recover(&paths, &RecoveryOptions::default(), false);
     let live_directory = live::directory_of(live::shared_memory(), os::effective_user_id());
     let opened = live::make_own_directory(live::shared_memory());
     let opened =

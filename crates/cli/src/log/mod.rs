@@ -1,6 +1,7 @@
 //! `uncopy log`: shows the logs of `run --log`, and recovers them after a crash.
 
 pub mod keeper;
+mod mapped;
 mod memory;
 mod wait;
 
@@ -17,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use uncopy_store::layout::{Identity, SuperblockError};
 use uncopy_store::log_files::{self, LogSummary, Outcome, Recovered, RecoveryOptions};
+use uncopy_store::logs;
+use uncopy_store::mapped::file::is_mapped;
 use uncopy_store::recovery::Unreadable;
 use uncopy_sys::errno::Errno;
 
@@ -28,7 +31,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         "keep" => keeper::run(&path, matches),
         "sync" => sync(&path),
         "wait" => wait::wait(&path, matches),
-        _ => match log_files::logs(&path) {
+        _ => match logs::paths(&path) {
             Err(error) => {
                 output::print_message(format_args!(
                     "{} cannot be read: {}",
@@ -121,7 +124,7 @@ fn describe(path: &Path) -> (Value, String) {
                 .iter()
                 .fold(row, |rows, file| rows + "    " + &Quoted(OsStr::new(file)).to_string() + "\n");
             let object = json!({
-                "log": name, "state": state(&contents), "pid": checkpoint.process, "bytes": superblock.len_bytes,
+                "log": name, "mode": "beside", "state": state(&contents), "pid": checkpoint.process, "bytes": superblock.len_bytes,
                 "records": records, "record_bytes": bytes, "files": files, "checkpoint_age_s": seconds,
                 "emulates_dax": contents.is_emulated, "failure": failure,
             });
@@ -130,7 +133,7 @@ fn describe(path: &Path) -> (Value, String) {
         Err(unreadable) => {
             let why = unreadable_reason(unreadable);
             (
-                json!({"log": name, "state": "unreadable", "reason": why}),
+                json!({"log": name, "mode": "beside", "state": "unreadable", "reason": why}),
                 format!("{name}  unreadable: {why}\n"),
             )
         }
@@ -138,7 +141,8 @@ fn describe(path: &Path) -> (Value, String) {
 }
 
 fn list(logs: &[PathBuf], as_json: bool) -> u8 {
-    let described: Vec<(Value, String)> = logs.iter().map(|log| describe(log)).collect();
+    let describe_any = |log: &Path| if is_mapped(log) { mapped::describe(log) } else { describe(log) };
+    let described: Vec<(Value, String)> = logs.iter().map(|log| describe_any(log)).collect();
     let text = if as_json {
         let objects: Vec<Value> = described.into_iter().map(|(object, _)| object).collect();
         format!("{}\n", json!({ "schema": uncopy_core::schema::LOG, "logs": objects }))
@@ -153,6 +157,12 @@ fn check(logs: &[PathBuf]) -> u8 {
     let (mut text, mut status) = (String::new(), EXIT_OK);
     for log in logs {
         let name = name_of(log);
+        if is_mapped(log) {
+            let (is_intact, line) = mapped::check(log);
+            status = if is_intact { status } else { EXIT_FAILURE };
+            let _ = writeln!(text, "{name}: {line}");
+            continue;
+        }
         let _ = match log_files::inspect(log) {
             Ok(contents) if contents.is_damaged => {
                 status = EXIT_FAILURE;
@@ -181,7 +191,7 @@ pub fn recover(logs: &[PathBuf], ways: &RecoveryOptions, is_verbose: bool) -> bo
     let mut is_done = true;
     for log in logs {
         let name = name_of(log);
-        let result = log_files::recover(log, ways);
+        let result = logs::recover(log, ways);
         is_done &= matches!(&result, Ok(Outcome::InUse | Outcome::Empty))
             || matches!(&result, Ok(Outcome::Recovered(recovered)) if recovered.unresolved.is_empty() || ways.gives_up);
         match result {
@@ -201,6 +211,10 @@ pub fn recover(logs: &[PathBuf], ways: &RecoveryOptions, is_verbose: bool) -> bo
                     "log {name} cannot be read: {}; it is unchanged",
                     unreadable_reason(unreadable)
                 ));
+            }
+            Ok(Outcome::UnreadableMapped(why)) => {
+                let why = mapped::unreadable_reason(why);
+                output::print_message(format_args!("log {name} cannot be read: {why}; it is unchanged"));
             }
             Err(errno) => output::print_message(format_args!(
                 "log {name} was not recovered: {}; it is unchanged, so recovery can be repeated",
@@ -233,7 +247,7 @@ fn print_recovered(name: &str, recovered: &Recovered, ways: &RecoveryOptions) {
 fn remove(logs: &[PathBuf], gives_up: bool) -> u8 {
     let mut status = EXIT_OK;
     for log in logs {
-        if let Err(errno) = log_files::remove(log, gives_up) {
+        if let Err(errno) = logs::remove(log, gives_up) {
             status = EXIT_FAILURE;
             let name = name_of(log);
             match errno.0 {
@@ -256,7 +270,8 @@ fn sync(path: &Path) -> u8 {
         let logs = log_files::logs(path).unwrap_or_default();
         let in_use =
             logs.iter().filter_map(|log| log_files::inspect(log).ok()).filter(|contents| contents.is_in_use);
-        in_use.flat_map(|contents| contents.survey.files).map(|file| PathBuf::from(path_of(&file))).collect()
+        let files = in_use.flat_map(|contents| contents.survey.files);
+        files.map(|file| PathBuf::from(path_of(&file))).chain(mapped::files_in_use(path)).collect()
     } else {
         vec![path.to_owned()]
     };

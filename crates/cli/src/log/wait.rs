@@ -6,7 +6,7 @@ use clap::ArgMatches;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
-use uncopy_store::log_files;
+use uncopy_store::{log_files, logs};
 
 /// Interval between looks at the logs.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -20,14 +20,14 @@ pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
     let mut has_notified = false;
     let name = Quoted(directory.as_os_str());
     loop {
-        let logs = match log_files::logs(directory) {
-            Ok(logs) => logs,
+        let paths = match logs::paths(directory) {
+            Ok(paths) => paths,
             Err(error) => {
                 output::print_message(format_args!("{name} cannot be read: {}", Reason(&error)));
                 return EXIT_FAILURE;
             }
         };
-        let used: Vec<&PathBuf> = logs.iter().filter(|log| log_files::is_in_use(log)).collect();
+        let used: Vec<&PathBuf> = paths.iter().filter(|log| logs::is_in_use(log)).collect();
         if used.is_empty() && !log_files::is_being_made(directory).unwrap_or(false) {
             return EXIT_OK;
         }

@@ -14,6 +14,7 @@
 )]
 #![allow(missing_docs, reason = "as above")]
 
+use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use libc::{mode_t, off_t, ssize_t};
@@ -25,7 +26,7 @@ use uncopy_engine::state::counters;
 use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_interpose::{alias, entry, slots, variadic};
 use uncopy_store::program::descriptors::{self, CountedWrite, Kind};
-use uncopy_store::program::{self as store, OngoingWrite, WriteAt};
+use uncopy_store::program::{self as store, Appended, OngoingWrite, WriteAt};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
@@ -190,11 +191,18 @@ alias!(__openat64_2 = __openat_2 (directory: ProgramFd, path: Path, flags: c_int
 fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
     settle(fd);
     let errno_before = errno::get();
-    // A critical section restores the errno that it began with.
-    let (synced, errno_after) = {
-        let _critical = Critical::enter();
-        (store::sync(fd, real), errno::get())
+    let quick = {
+        let _critical = Critical::enter_briefly();
+        store::sync_mapped(fd)
     };
+    // A critical section restores the errno that it began with.
+    let (synced, errno_after) = quick.map_or_else(
+        || {
+            let _critical = Critical::enter();
+            (store::sync(fd, real), errno::get())
+        },
+        |synced| (synced, errno_before),
+    );
     count_departures();
     if let Some(bytes) = synced.logged_bytes {
         publish_counters();
@@ -526,24 +534,42 @@ pub fn write(
     real: Real<'_>,
     passthrough: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    match begin(fd) {
-        OngoingWrite::Plain => passthrough(),
+    settle(fd);
+    let errno_before = errno::get();
+    // No handler of the program may write to the file on top of this thread while it has the file's lock.
+    let critical = Critical::enter_briefly();
+    match store::begin_write(fd) {
+        OngoingWrite::Plain => {
+            drop(critical);
+            passthrough()
+        }
         OngoingWrite::Counted(counted) => {
+            drop(critical);
             let written = passthrough();
             if let Ok(len_bytes) = usize::try_from(written) {
                 counted.note_written(len_bytes);
             }
             written
         }
-        OngoingWrite::Logged(write) => write_logged(fd, at, parts, real, write),
-        OngoingWrite::Mapped(write) => write_mapped(fd, at, parts, real, write),
+        OngoingWrite::Logged(write) => {
+            let written = write_logged(fd, at, parts, real, write);
+            let errno_after = errno::get();
+            drop(critical);
+            errno::set(errno_after);
+            written
+        }
+        OngoingWrite::Mapped(write) => {
+            let appended = append(fd, at, parts, write);
+            drop(critical);
+            match appended {
+                Appended::Written(len_bytes) => {
+                    errno::set(errno_before);
+                    len_bytes as ssize_t
+                }
+                _ => write_mapped(fd, at, parts, real),
+            }
+        }
     }
-}
-
-fn begin(fd: ProgramFd) -> OngoingWrite {
-    settle(fd);
-    let _errno = errno::SavedErrno::new();
-    store::begin_write(fd)
 }
 
 #[cold]
@@ -563,18 +589,23 @@ fn write_logged(
     written
 }
 
-/// Writes to a file in a mapped log.
+/// Appends a write to a mapped log, without a call that a signal could interrupt.
+fn append(fd: ProgramFd, at: WriteAt, parts: &[Part], mut write: store::MappedWrite) -> Appended {
+    let appended = Cell::new(Appended::Leave);
+    let call = |parts: &[Part]| {
+        appended.set(write.append(at, parts));
+        if let Appended::Written(len_bytes) = appended.get() { len_bytes as ssize_t } else { -1 }
+    };
+    write_gathered(fd, parts, call, optimistic::note_logged);
+    appended.get()
+}
+
+/// Writes to a file in a mapped log that has no room for the write, or that the file has to leave.
 #[cold]
-fn write_mapped(
-    fd: ProgramFd,
-    at: WriteAt,
-    parts: &[Part],
-    real: Real<'_>,
-    write: store::MappedWrite,
-) -> ssize_t {
+fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> ssize_t {
     let (written, errno_after) = {
         let _critical = Critical::enter();
-        let call = |parts: &[Part]| store::write_mapped(fd, at, parts, write, real);
+        let call = |parts: &[Part]| store::write_mapped(fd, at, parts, real);
         (write_gathered(fd, parts, call, optimistic::note_logged), errno::get())
     };
     errno::set(errno_after);

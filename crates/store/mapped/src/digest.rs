@@ -399,6 +399,7 @@ mod tests {
         assert!(digester.forget(first) && !digester.forget(first));
         let batch = digester.plan(NONE, Limits::default()).expect("no damage");
         assert_eq!((batch.files.len(), batch.files[0].file, batch.records), (1, second, 6));
+        assert_eq!(digester.reader().files().collect::<Vec<_>>(), [(second, identity(2))]);
     }
 
     #[test]

@@ -156,6 +156,20 @@ impl<M: Persistent> Reader<M> {
         is_live.then(identity).flatten().map_or(Entry::Invalid, Entry::Live)
     }
 
+    /// Returns the files in the log, in the order of the table: those that have an entry and are not forgotten.
+    pub fn files(&self) -> impl Iterator<Item = (FileId, Identity)> {
+        let entries = 0..u16::try_from(self.superblock.entries).unwrap_or(u16::MAX);
+        entries.filter_map(|entry| {
+            let incarnation =
+                Identity::incarnation(&line_at(&self.memory, entry_at(&self.superblock, entry)?));
+            let file = FileId { entry, incarnation };
+            match self.entry(file) {
+                Entry::Live(identity) => Some((file, identity)),
+                Entry::Forgotten | Entry::Invalid => None,
+            }
+        })
+    }
+
     /// Returns the record with this sequence number; `None`: there is none, or it is torn.
     #[must_use]
     pub fn record(&self, lsn: Lsn) -> Option<Record> {

@@ -87,6 +87,11 @@ impl Identity {
         (path_bytes <= MAX_PATH_BYTES).then(|| (LINE_BYTES + path_bytes).next_multiple_of(LINE_BYTES))
     }
 
+    /// Returns the sequence number at which an entry says that its file was registered.
+    pub(crate) fn incarnation(line: &[u8; LINE_BYTES]) -> Lsn {
+        Lsn(u64_at(line, 40))
+    }
+
     /// Decodes an entry, of [`Identity::encoded_bytes`]; `None`: it is damaged, or of another registration.
     pub(crate) fn decode(bytes: &[u8], file: FileId, of: &Superblock) -> Option<Self> {
         let path = bytes.get(LINE_BYTES..LINE_BYTES + u32_at(bytes, 8) as usize)?;

@@ -15,6 +15,7 @@
 //! | [`mapped`] | logs that have the only copy, until they are digested |
 //! | [`overlay`] | the final bytes of overlapping writes |
 //! | [`mark`], [`log_files`] | the mark of logged files; logs in a directory |
+//! | [`logs`] | logs of either kind in a directory |
 //! | [`state`], `messages` | shared state of a program and its keeper, and their messages |
 //! | [`program`] | the program's side: which files are logged, their writes and syncs |
 //! | [`keeper`] | the process that syncs the files later, and outlives the program |
@@ -29,11 +30,11 @@ pub mod keeper;
 pub mod layout;
 pub mod log;
 pub mod log_files;
+pub mod logs;
 pub mod mapped;
 pub mod mark;
 mod messages;
 pub mod overlay;
-mod owners;
 pub mod program;
 pub mod recovery;
 pub mod state;

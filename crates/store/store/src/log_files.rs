@@ -15,7 +15,7 @@ use uncopy_sys::{clock, file, file_lock, ids};
 
 const SUFFIX: &str = "log";
 /// Age of a keeper's last checkpoint, ns, from which on another process must have modified a file.
-const MAX_SILENCE_NS: u64 = 10_000_000_000;
+pub(crate) const MAX_SILENCE_NS: u64 = 10_000_000_000;
 const STEP_BYTES: usize = 1 << 20;
 
 /// Converts a path to a C string.
@@ -241,15 +241,15 @@ fn fill(log: &LockedLog, len_bytes: u64, is_needed: &dyn Fn() -> bool) -> Result
 
 /// Files of a log's records, looked up in the file system.
 #[derive(Debug, Default)]
-struct OnDisk<'a> {
+pub(crate) struct OnDisk<'a> {
     /// Whether the kernel that wrote the log still runs: device numbers are unchanged.
-    is_same_boot: bool,
+    pub is_same_boot: bool,
     /// Whether files are rewritten whose pages the running kernel may wrongly hold to be clean.
-    is_rewritten: bool,
+    pub is_rewritten: bool,
     /// Further directories in which to look for files.
-    search: &'a [PathBuf],
+    pub search: &'a [PathBuf],
     /// Files modified after this time, ns since 1970, were written to by others; `None`: no limit.
-    until_ns: Option<u64>,
+    pub until_ns: Option<u64>,
 }
 
 impl OnDisk<'_> {
@@ -332,6 +332,8 @@ pub enum Outcome {
     OtherMachine,
     /// The log cannot be read; it is unchanged.
     Unreadable(Unreadable),
+    /// The mapped log cannot be read; it is unchanged.
+    UnreadableMapped(uncopy_mapped::layout::Unreadable),
 }
 
 /// Details of a recovery.

@@ -6,11 +6,11 @@ use crate::device::LogFile;
 use crate::layout::{Checkpoint, Failure};
 use crate::log::Checkpoints;
 use crate::log_files::{EmptyLog, boot};
+use crate::logs::may_have;
 use crate::mark::{self, Owner};
 use crate::messages::{
     ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, REPAIR, UNAVAILABLE, WELCOME,
 };
-use crate::owners::may_have;
 use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, SYNCING, State, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use failing::SyncFailure;

@@ -13,13 +13,13 @@
 mod end;
 
 use super::client::answer;
+use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
 use crate::mapped::file::{Backing, MappedLog, NO_CHUNKS, supports_file};
 use crate::mark::{self, Owner};
 use crate::messages::{
     ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
 };
-use crate::owners::may_have;
 use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, State, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@ pub mod mapped;
 
 use super::descriptors::{self, CountedWrite, Kind};
 use super::session::Session;
-use super::{Synced, answer, count_leave, forks, is_forced, session, touch, trial};
+use super::{Synced, answer, count_leave, forks, inherited_session, is_forced, session, touch, trial};
 use crate::capture::Capture;
 use crate::layout::Identity;
 use crate::lock;
@@ -134,9 +134,12 @@ pub fn begin_write(fd: ProgramFd) -> OngoingWrite {
                     return OngoingWrite::Counted(counted);
                 }
             }
+            Kind::Inherited(_) if inherited_session().is_some_and(Session::is_mapped) => {
+                mapped::settle_inherited(fd);
+                return OngoingWrite::Plain;
+            }
             Kind::Inherited(slot) => {
                 touch(slot, 0);
-                mapped::settle_inherited(fd);
                 return OngoingWrite::Plain;
             }
             Kind::Logged(slot) if session().is_some_and(Session::is_mapped) => {
@@ -248,7 +251,7 @@ impl Tracked {
     /// Syncs the file; `None`: it is not logged any more.
     pub fn sync(&self, fd: ProgramFd, real: &impl Fn() -> c_int) -> Option<Synced> {
         if session().is_some_and(Session::is_mapped) {
-            return self.sync_mapped(fd, real);
+            return self.sync_in_log(fd).or_else(|| self.leave_by_mapped_sync(fd, real));
         }
         let plain = |result| Some(Synced::plain(result));
         let begun_ns = clock::now_ns();

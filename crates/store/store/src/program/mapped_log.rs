@@ -8,7 +8,7 @@ use crate::layout::Identity;
 use crate::lock;
 use crate::log_files::boot;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::Mutex;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_mapped::digest::Digester;
@@ -23,8 +23,10 @@ use uncopy_mapped::table::{self, FileId};
 use uncopy_sys::descriptor::OwnRef;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::FileMapping;
-use uncopy_sys::{clock, file};
+use uncopy_sys::{clock, file, mem};
 
+/// Memory of the log that is mapped ahead, bytes.
+const MAPPED_AHEAD_BYTES: usize = 1 << 20;
 /// Interval at which a program that appends looks whether its keeper lives, milliseconds.
 const LOOK_MS: u64 = 100;
 
@@ -38,6 +40,8 @@ pub struct MappedLog {
     /// Chunk 0, the memory behind the log; empty if the file ends with the log.
     chunks: Vec<Mapping>,
     pool: ChunkPool,
+    /// End of the log's memory, bytes from its beginning, whose pages are mapped.
+    mapped_bytes: AtomicUsize,
     /// Time of the last look at the keeper, ms.
     looked_ms: AtomicU64,
 }
@@ -86,8 +90,8 @@ impl MappedLog {
         })?;
         let pool_bytes = chunks.first().map_or(0, Mapping::len_bytes);
         let pool = ChunkPool::new(memory.address() + memory.len_bytes() - pool_bytes, pool_bytes);
-        let looked_ms = AtomicU64::new(0);
-        Ok(Self { memory, file, is_persistent, log: Mutex::new(log), chunks, pool, looked_ms })
+        let (mapped_bytes, looked_ms) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Ok(Self { memory, file, is_persistent, log: Mutex::new(log), chunks, pool, mapped_bytes, looked_ms })
     }
 
     /// Whether the log survives power loss.
@@ -127,6 +131,7 @@ impl MappedLog {
         if !self.is_whole() {
             return Err(AppendError::TooLong);
         }
+        self.map_pages(&log, parts);
         let end = log.append(&self.chunks[..], id, offset, parts)?;
         let is_reference =
             |part: &Part<'_>| if let Part::Reference(reference) = part { Some(*reference) } else { None };
@@ -134,6 +139,29 @@ impl MappedLog {
         self.pool.pin(end, parts.iter().filter_map(is_reference));
         log.commit();
         Ok(())
+    }
+
+    /// Maps the pages of the next records together, in the first lap of the ring: a page fault for each page would take
+    /// longer than the copy (measured on tmpfs: 12.9 µs for 4 KiB).
+    fn map_pages(&self, log: &Log<Mapping>, parts: &[Part<'_>]) {
+        let is_inline = |part: &&Part<'_>| matches!(part, Part::Bytes(_));
+        let inline = parts
+            .iter()
+            .filter(is_inline)
+            .map(|part| if let Part::Bytes(bytes) = part { bytes.len() } else { 0 });
+        let superblock = log.superblock();
+        let until = superblock.position(log.head()) + inline.sum::<usize>() + PAGE_BYTES;
+        let mapped_bytes = self.mapped_bytes.load(Relaxed);
+        if until > mapped_bytes {
+            let from = mapped_bytes.max(superblock.ring_at() / PAGE_BYTES * PAGE_BYTES);
+            let to = (until.max(from) + MAPPED_AHEAD_BYTES).next_multiple_of(PAGE_BYTES);
+            let to = to.min(superblock.len_bytes as usize / PAGE_BYTES * PAGE_BYTES);
+            if from < to {
+                // Before Linux 5.14, or without memory, each access faults instead.
+                let _ = mem::populate(self.memory.address() + from, to - from);
+            }
+            self.mapped_bytes.store(to, Relaxed);
+        }
     }
 
     /// Takes memory that records can refer to; `None`: there is no room now.
@@ -157,6 +185,15 @@ impl MappedLog {
                 Part::Bytes(unsafe { core::slice::from_raw_parts(part.address as *const u8, part.len_bytes) })
             }
         }
+    }
+
+    /// Whether a write of `len_bytes` fits, with the heads of its records.
+    #[must_use]
+    pub fn has_room(&self, len_bytes: usize) -> bool {
+        let (used_bytes, ring_bytes, _) = self.fill_level();
+        // Room for heads, and for the end of the ring that a record does not fit into.
+        let slack_bytes = self.max_record_bytes().min(len_bytes) as u64 + MAPPED_AHEAD_BYTES as u64;
+        used_bytes + len_bytes as u64 + slack_bytes <= ring_bytes
     }
 
     /// Returns the number of bytes in use, the capacity, and the end of the retired records.

@@ -19,8 +19,8 @@ mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::mapped::{
-    MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures, mapped_size, seek,
-    settle_inherited, write_mapped,
+    Appended, MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures, mapped_size,
+    seek, settle_inherited, write_mapped,
 };
 pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
 pub use paths::{removed, renamed, stop_logging_at};
@@ -272,6 +272,14 @@ impl Synced {
     }
 }
 
+/// Syncs a file in a mapped log without a system call; `None`: [`sync`] has to be called.
+#[must_use]
+pub fn sync_mapped(fd: ProgramFd) -> Option<Synced> {
+    let Kind::Logged(slot) = descriptors::kind(fd) else { return None };
+    session()?.mapped()?;
+    file_at(slot).sync_in_log(fd)
+}
+
 /// Syncs a file for the program: by the log, or by calling `real`.
 pub fn sync(fd: ProgramFd, real: impl Fn() -> c_int) -> Synced {
     let plain = |result| Some(Synced::plain(result));
@@ -373,7 +381,7 @@ fn adopt(fd: ProgramFd) -> Option<Result<(), Errno>> {
     let slot = (0..MAX_FILES).find(|slot| has_room(slot) && file_at(*slot).is_free())?;
     let tracked = file_at(slot);
     let mut inner = tracked.lock();
-    let mut entering = match session.mapped() {
+    let entering = match session.mapped() {
         Some(log) => Some(tracked.enter_mapped(log, fd, session.slot(slot), &status, &identity)?),
         None => None,
     };
@@ -388,8 +396,15 @@ fn adopt(fd: ProgramFd) -> Option<Result<(), Errno>> {
     match session.request_with_file(&[ADOPT, slot as u64, registration[0], registration[1]], Some(fd)) {
         Ok([ADOPTED, error, ..]) => {
             *inner = Some(Logged::new(status, identity));
-            if let Some(entering) = &mut entering {
+            if let Some(mut entering) = entering {
                 entering.finish(fd, session.slot(slot));
+                drop(entering);
+                // A child that has announced its use meanwhile may not have found the keeper's lease.
+                if forks::has_others(descriptors::opened_at(fd)) {
+                    let left = tracked.leave_mapped(fd, &mut inner, true);
+                    descriptors::pause(fd, now_ms);
+                    return left.err().map(Err);
+                }
             }
             Some(if error == 0 { Ok(()) } else { Err(Errno(error as i32)) })
         }
@@ -541,7 +556,8 @@ pub fn closed(fd: ProgramFd) {
 
 /// Prepares for a fork: the child may write to all open files.
 pub fn before_fork() {
-    forks::prepare();
+    // Children of a process with a mapped log ask before they use a descriptor: `settle_inherited`.
+    forks::prepare(session().is_some_and(Session::is_mapped));
     for fd in descriptors::known() {
         match descriptors::kind(fd) {
             Kind::Candidate => descriptors::note_forked(fd),
@@ -558,9 +574,12 @@ pub fn after_fork() {
 
 /// Begins a forked child, which logs none of its parent's files.
 pub fn in_child() {
+    let is_mapped = session().is_some_and(Session::is_mapped);
     for fd in descriptors::known() {
         match descriptors::kind(fd) {
             Kind::Logged(slot) => descriptors::set(fd, Kind::Inherited(slot)),
+            // The parent may log the file later.
+            Kind::Candidate if is_mapped => descriptors::set(fd, Kind::Inherited(descriptors::NO_SLOT)),
             Kind::Candidate => descriptors::set(fd, Kind::Refused),
             // A file of the grandparent: the child has no session for it.
             Kind::Inherited(_) => stop_logging(fd, false),

@@ -2,7 +2,7 @@
 
 use super::{Client, Stage};
 use crate::log_files::boot;
-use crate::mapped::digest::DigestError;
+use crate::mapped::digest::{DigestError, forget_all};
 use crate::mapped::file::NO_CHUNKS;
 use crate::state::MAX_FILES;
 use uncopy_mapped::digest::Limits;
@@ -86,11 +86,13 @@ impl Client<'_> {
         }
         let Ok(mut recovery) = Recovery::open(self.log.memory(), NO_CHUNKS, boot()) else { return Ok(()) };
         while let Some(batch) = recovery.plan(NO_CHUNKS, Limits::default())? {
+            // Records of files that are not held remain for a recovery.
             if !batch.files.is_empty() || !recovery.retire(&batch) {
                 return Ok(());
             }
         }
-        // Records of files that are not held remain for a recovery.
+        forget_all(self.log.memory());
+        // Not reached: all records are retired, and damage was found before.
         let _ = recovery.finish();
         Ok(())
     }

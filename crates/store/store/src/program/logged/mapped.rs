@@ -13,8 +13,8 @@ use crate::messages::{DONE, DROP, MAKE_ROOM};
 use crate::program::descriptors::{self, Kind};
 use crate::program::mapped_log::MappedLog;
 use crate::program::session::Session;
-use crate::program::{Synced, inherited_session, is_forced, session, touch, trial};
-use crate::state::{Append, FAILED, FileSlot, HELD, SETTLED, TOUCHED, UNRELIABLE};
+use crate::program::{Synced, forks, inherited_session, is_forced, session, touch, trial};
+use crate::state::{FAILED, FileSlot, HELD, MAX_FILES, SETTLED, TOUCHED, UNRELIABLE};
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -173,9 +173,11 @@ impl Tracked {
 
 /// Result of a write to a file in the mapped log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Appended {
-    /// Number of bytes written: all of them, or fewer if the log became full.
+pub enum Appended {
+    /// Number of bytes written: all of them, or fewer if the log became full meanwhile.
     Written(usize),
+    /// The log has no room before the next digest.
+    Full,
     /// The kernel makes this write, which has no bytes, or is to another file.
     Kernel,
     /// The file must leave the log before the write.
@@ -232,7 +234,8 @@ fn for_pieces<E>(
 }
 
 impl MappedWrite {
-    fn append(&mut self, at: WriteAt, parts: &[Part]) -> Appended {
+    /// Appends the write to the log, without a system call that a signal could interrupt.
+    pub fn append(&mut self, at: WriteAt, parts: &[Part]) -> Appended {
         let (Some(session), Some(mapped)) = (session(), self.mapped.as_mut()) else { return Appended::Leave };
         let Some(log) = session.mapped() else { return Appended::Leave };
         let len_bytes = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.len_bytes));
@@ -253,6 +256,9 @@ impl MappedWrite {
             return Appended::Leave;
         }
         let slot = session.slot(self.slot);
+        if slot.flags.load(Acquire) & FAILED != 0 {
+            return Appended::Failed(Errno(slot.error.load(Acquire) as i32));
+        }
         let size = slot.size.load(Acquire);
         let is_append = slot.is_append.load(Acquire) != 0;
         let offset = match at {
@@ -268,16 +274,17 @@ impl MappedWrite {
             return Appended::Leave;
         }
         let max_bytes = MAX_PIECE_BYTES.min(log.max_record_bytes() / 2);
+        if !log.has_room(len_bytes) {
+            return Appended::Full;
+        }
         let target = Target { session, log, slot, id: mapped.id, moves: at == WriteAt::Position };
         let (written, failure) = for_pieces(parts, max_bytes, |done_bytes, piece| {
             target.append(offset + done_bytes as u64, piece)
         });
         mapped.unsynced_bytes += written;
         match failure {
-            Some(_) if written == 0 && slot.flags.load(Acquire) & FAILED != 0 => {
-                Appended::Failed(Errno(slot.error.load(Acquire) as i32))
-            }
-            Some(_) if written == 0 => Appended::Leave,
+            Some(NotAppended::Full) if written == 0 => Appended::Full,
+            Some(NotAppended::Refused) if written == 0 => Appended::Leave,
             _ => {
                 file_at(self.slot).write_ns.fetch_add(clock::now_ns() - self.begun_ns, Relaxed);
                 Appended::Written(written)
@@ -296,27 +303,23 @@ struct Target<'a> {
     moves: bool,
 }
 
-impl Target<'_> {
-    fn begin(&self) -> Result<Append<'_>, ()> {
-        self.slot.begin_append().ok_or(())
-    }
+/// Reason why a record was not appended.
+enum NotAppended {
+    Full,
+    Refused,
+}
 
+impl Target<'_> {
     /// Appends a record. The caller has found the bytes to be readable.
-    fn append(&self, offset: u64, piece: &[Part]) -> Result<(), ()> {
+    fn append(&self, offset: u64, piece: &[Part]) -> Result<(), NotAppended> {
         // SAFETY: the kernel has just read a word of each page of each part. Parts in the log's memory are views of the
         // engine, which do not change before the record is retired.
         let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
-        let mut append = self.begin()?;
+        let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
         match self.log.append(self.id, offset, &bytes) {
             Ok(()) => {}
-            Err(AppendError::Full) => {
-                // The keeper may be waiting for the end of this append.
-                drop(append);
-                self.session.request(&[MAKE_ROOM]).map_err(drop)?;
-                append = self.begin()?;
-                self.log.append(self.id, offset, &bytes).map_err(drop)?;
-            }
-            Err(_) => return Err(()),
+            Err(AppendError::Full) => return Err(NotAppended::Full),
+            Err(_) => return Err(NotAppended::Refused),
         }
         let end = offset + piece.iter().map(|part| part.len_bytes).sum::<usize>() as u64;
         self.slot.size.fetch_max(end, AcqRel);
@@ -329,29 +332,15 @@ impl Target<'_> {
     }
 }
 
+/// Number of times that a write asks the keeper for room before the file leaves the log.
+const MAX_DIGESTS: u32 = 2;
+
 /// Writes `parts` to a file in the mapped log. If it has to leave, `real` makes the write.
-pub fn write_mapped(
-    fd: ProgramFd,
-    at: WriteAt,
-    parts: &[Part],
-    first: MappedWrite,
-    real: &dyn Fn(&[Part]) -> isize,
-) -> isize {
-    let mut write = first;
+pub fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: &dyn Fn(&[Part]) -> isize) -> isize {
+    let mut digests = 0;
     loop {
-        let appended = write.append(at, parts);
-        drop(write);
-        match appended {
-            Appended::Written(len_bytes) => return len_bytes as isize,
-            Appended::Kernel => return real(parts),
-            Appended::Failed(why) => {
-                errno::set(why.0);
-                return -1;
-            }
-            Appended::Leave => crate::program::stop_logging(fd, true),
-        }
-        match super::begin_write(fd) {
-            super::OngoingWrite::Mapped(again) => write = again,
+        let appended = match super::begin_write(fd) {
+            super::OngoingWrite::Mapped(mut write) => write.append(at, parts),
             super::OngoingWrite::Counted(counted) => {
                 let written = real(parts);
                 if let Ok(len_bytes) = usize::try_from(written) {
@@ -359,51 +348,82 @@ pub fn write_mapped(
                 }
                 return written;
             }
-            _ => return real(parts),
+            _ => Appended::Kernel,
+        };
+        match appended {
+            Appended::Written(len_bytes) => return len_bytes as isize,
+            Appended::Kernel => return real(parts),
+            Appended::Failed(why) => {
+                errno::set(why.0);
+                return -1;
+            }
+            Appended::Full if digests < MAX_DIGESTS => {
+                digests += 1;
+                // Without a keeper the file leaves the log at the next attempt.
+                let _ = session().map(|session| session.request(&[MAKE_ROOM]));
+            }
+            Appended::Full | Appended::Leave => {
+                if let Err(why) = leave(fd) {
+                    errno::set(why.0);
+                    return -1;
+                }
+            }
         }
     }
 }
 
+/// Takes a file out of the mapped log; it may be logged again.
+fn leave(fd: ProgramFd) -> Result<(), Errno> {
+    let Kind::Logged(slot) = descriptors::kind(fd) else { return Ok(()) };
+    let file = file_at(slot);
+    let mut inner = file.lock();
+    if descriptors::kind(fd) == Kind::Logged(slot) { file.leave_mapped(fd, &mut inner, true) } else { Ok(()) }
+}
+
 impl Tracked {
-    /// Syncs a file in the mapped log, whose records are durable already; `None`: it is not in the log any more.
-    pub(super) fn sync_mapped(&self, fd: ProgramFd, real: &impl Fn() -> c_int) -> Option<Synced> {
-        let plain = |result| Some(Synced::plain(result));
+    /// Syncs a file in the mapped log, whose records are durable already; `None`: it has to leave the log, or its device
+    /// fails.
+    pub(in crate::program) fn sync_in_log(&self, fd: ProgramFd) -> Option<Synced> {
         let begun_ns = clock::now_ns();
         let mut inner = self.lock();
-        if descriptors::kind(fd) != Kind::Logged(self.slot()) {
-            return None;
-        }
         let (session, logged) = (session()?, inner.as_mut()?);
-        let state = session.slot(self.slot());
-        let flags = state.flags.load(Acquire);
-        if flags & FAILED != 0 {
-            errno::set(state.error.load(Acquire) as i32);
-            return plain(-1);
-        }
-        let has_lost_keeper =
-            session.mapped().is_some_and(MappedLog::is_look_due) && session.has_ended() || session.is_ended();
-        if flags & (UNRELIABLE | TOUCHED) != 0 || has_lost_keeper || logged.is_due {
-            return match self.leave_mapped(fd, &mut inner, true) {
-                Ok(()) => plain(real()),
-                Err(why) => {
-                    errno::set(why.0);
-                    plain(-1)
-                }
-            };
+        let flags = session.slot(self.slot()).flags.load(Acquire);
+        let has_lost_keeper = || {
+            session.mapped().is_some_and(MappedLog::is_look_due) && session.has_ended() || session.is_ended()
+        };
+        let is_logged = descriptors::kind(fd) == Kind::Logged(self.slot());
+        if !is_logged || flags & (FAILED | UNRELIABLE | TOUCHED) != 0 || has_lost_keeper() || logged.is_due {
+            return None;
         }
         let bytes =
             lock(&self.mapped).as_mut().map_or(0, |mapped| core::mem::take(&mut mapped.unsynced_bytes));
         logged.syncs += 1;
-        let now_ns = clock::now_ns();
-        let took_ns = now_ns - begun_ns + self.write_ns.swap(0, Relaxed);
         if bytes > 0 {
+            let now_ns = clock::now_ns();
+            let took_ns = now_ns - begun_ns + self.write_ns.swap(0, Relaxed);
             logged.is_due = !is_forced() && trial::note_logged(bytes, took_ns, now_ns);
         }
         Some(Synced { result: 0, logged_bytes: Some(bytes) })
     }
 
+    /// Syncs a file in the mapped log: takes it out of the log, or reports that its device fails; `None`: it is not in
+    /// the log any more, or can be synced there.
+    pub(super) fn leave_by_mapped_sync(&self, fd: ProgramFd, real: &impl Fn() -> c_int) -> Option<Synced> {
+        let mut inner = self.lock();
+        if descriptors::kind(fd) != Kind::Logged(self.slot()) {
+            return None;
+        }
+        match self.leave_mapped(fd, &mut inner, true) {
+            Ok(()) => Some(Synced::plain(real())),
+            Err(why) => {
+                errno::set(why.0);
+                Some(Synced::plain(-1))
+            }
+        }
+    }
+
     /// Takes the file out of the mapped log: the kernel has all of it then. After an error the file stays in the log.
-    pub(super) fn leave_mapped(
+    pub(in crate::program) fn leave_mapped(
         &self,
         fd: ProgramFd,
         inner: &mut Option<super::Logged>,
@@ -562,26 +582,47 @@ pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Err
 /// Whether the keeper has cleared O_APPEND of the descriptor's open file description.
 #[must_use]
 pub fn is_append_hidden(fd: ProgramFd) -> bool {
-    let session = match descriptors::kind(fd) {
-        Kind::Logged(_) => session(),
-        Kind::Inherited(_) => inherited_session(),
-        _ => None,
-    };
-    let (Kind::Logged(slot) | Kind::Inherited(slot)) = descriptors::kind(fd) else { return false };
-    session.is_some_and(|session| session.is_mapped() && session.slot(slot).is_append.load(Acquire) != 0)
+    let Kind::Logged(slot) = descriptors::kind(fd) else { return false };
+    session().is_some_and(|session| session.is_mapped() && session.slot(slot).is_append.load(Acquire) != 0)
 }
 
-/// Has the parent's keeper take an inherited file out of the parent's mapped log, before this process uses it.
+/// Has the parent's keeper take an inherited file out of the parent's mapped log, before this process uses it. The
+/// parent does not log the file again while this process lives.
 pub fn settle_inherited(fd: ProgramFd) {
     let Kind::Inherited(slot) = descriptors::kind(fd) else { return };
     let Some(session) = inherited_session().filter(|session| session.is_mapped()) else { return };
-    touch(slot, 0);
-    let state = session.slot(slot);
-    let since_ms = clock::now_ms();
-    // Breaks the keeper's lease, and waits for its end. The file may not be readable, then the keeper sees the flag.
-    let _ = file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK);
-    while state.flags.load(Acquire) & (HELD | SETTLED) == HELD && clock::now_ms() - since_ms < MAX_WAIT_MS {
-        clock::sleep_10_ms();
+    let until_ms = clock::now_ms() + MAX_WAIT_MS;
+    // Announced before the lease is looked at: the parent's keeper takes the lease, and then the parent looks for
+    // announcements.
+    forks::pass_on(descriptors::opened_at(fd));
+    let slots = if slot == descriptors::NO_SLOT {
+        // Breaks a lease that the keeper has taken meanwhile. Without permission to open the file, all files of the
+        // parent leave its log.
+        match wait_for_lease(fd, until_ms) {
+            Ok(()) => 0..0,
+            Err(_) => 0..MAX_FILES,
+        }
+    } else {
+        // The flag alone suffices, but the keeper looks at it only from time to time.
+        slot..slot + 1
+    };
+    for slot in slots {
+        touch(slot, 0);
+        let _ = file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK);
+        let flags = &session.slot(slot).flags;
+        while flags.load(Acquire) & (HELD | SETTLED) == HELD && clock::now_ms() < until_ms {
+            clock::sleep_10_ms();
+        }
     }
     descriptors::set(fd, Kind::Refused);
+}
+
+/// Waits until no lease keeps others from writing to a file.
+fn wait_for_lease(fd: ProgramFd, until_ms: u64) -> Result<(), Errno> {
+    loop {
+        match file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK) {
+            Err(Errno::EAGAIN) if clock::now_ms() < until_ms => clock::sleep_10_ms(),
+            opened => return opened.map(drop),
+        }
+    }
 }
