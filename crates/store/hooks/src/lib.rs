@@ -232,7 +232,7 @@ fn publish_counters() {
 }
 
 /// Counts a write that went to a mapped log alone.
-pub fn count_append(len_bytes: usize) {
+fn count_append(len_bytes: usize) {
     publish_counters();
     counters::add(Counter::LogAppends, 1);
     counters::add(Counter::LogAppendedBytes, len_bytes);
@@ -605,11 +605,21 @@ fn append(fd: ProgramFd, at: WriteAt, parts: &[Part], mut write: store::MappedWr
 /// Writes to a file in a mapped log that has no room for the write, or that the file has to leave.
 #[cold]
 fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> ssize_t {
+    let mut appended_bytes = None;
     let (written, errno_after) = {
         let _critical = Critical::enter();
-        let call = |parts: &[Part]| store::write_mapped(fd, at, parts, real);
+        let call = |parts: &[Part]| {
+            let result = store::write_mapped(fd, at, parts, real);
+            if result.is_in_log {
+                appended_bytes = Some(result.written as usize);
+            }
+            result.written
+        };
         (write_gathered(fd, parts, call, optimistic::note_logged), errno::get())
     };
+    if let Some(bytes) = appended_bytes {
+        count_append(bytes);
+    }
     errno::set(errno_after);
     written
 }

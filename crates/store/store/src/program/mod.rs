@@ -19,8 +19,8 @@ mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::mapped::{
-    Appended, MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures, mapped_size,
-    seek, settle_inherited, write_mapped,
+    Appended, MappedResult, MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures,
+    mapped_size, seek, settle_inherited, write_mapped,
 };
 pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
 pub use paths::{removed, renamed, stop_logging_at};
