@@ -271,7 +271,9 @@ impl Side {
             | Self::Only => Some(&["run"]),
             Self::OnlyApiCopying => Some(&["run", "--api-copies", "make"]),
             Self::Lanes => Some(&["run", "--lanes"]),
-            Self::NetCopying | Self::NetDaxCopying | Self::OnlyCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
+            Self::NetCopying | Self::NetDaxCopying | Self::OnlyCopying => {
+                Some(&["run", "--heap", "off", "--policy", "never"])
+            }
             Self::HeapOnly | Self::NetHeapOnly | Self::NetDaxHeapOnly | Self::OnlyHeapOnly => {
                 Some(&["run", "--heap", "on", "--policy", "never"])
             }
@@ -592,7 +594,11 @@ mod tests {
         let dax = words(&launcher.command(Side::NetDaxCopying, OsStr::new("x"), &["y"]));
         assert_eq!(dax[1..6], ["run", "--heap", "off", "--policy", "never"]);
         assert_eq!(dax[6..10], ["--log-size", "268435456", "--log-emulate-dax", "--log"]);
-        let only = launcher.with_logged_files(Path::new("/srv")).command(Side::OnlyApiCopying, OsStr::new("x"), &["y"]);
+        let only = launcher.with_logged_files(Path::new("/srv")).command(
+            Side::OnlyApiCopying,
+            OsStr::new("x"),
+            &["y"],
+        );
         let only = words(&only);
         assert_eq!(only[1..6], ["run", "--api-copies", "make", "--log-mode", "only"]);
         assert_eq!(only[11..], ["--log-files", "/srv/*:/srv/*/*", "--", "x", "y"]);

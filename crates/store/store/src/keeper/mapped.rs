@@ -15,17 +15,18 @@ mod end;
 use super::client::answer;
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
-use crate::mapped::file::{Backing, MappedLog, NO_CHUNKS, supports_file};
+use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
 use crate::mark::{self, Owner};
 use crate::messages::{
     ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
 };
-use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, State, UNRELIABLE};
+use crate::state::{FAILED, FileSlot, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
 use uncopy_mapped::digest::{Batch, Digester, Limits};
 use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::mapping::Mapping;
+use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::table::{Entry, FileId};
 use uncopy_sys::background::{was_notified, watch_process};
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
@@ -72,6 +73,7 @@ struct Client<'a> {
     state: &'static State,
     log: &'a MappedLog,
     digester: Digester<&'a Mapping>,
+    memory: LogMemory<'a>,
     owner: Owner,
     files: [Option<Held>; MAX_FILES],
     /// Set once the log must keep its records for a recovery. No file is adopted any more.
@@ -108,7 +110,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
     let superblock = *digester.reader().superblock();
     let (joint, state_fd) = JointMemory::make(c"uncopy-log", STATE_BYTES)?;
     let is_persistent = u64::from(log.backing() == Backing::Persistent);
-    let welcome = [WELCOME_MAPPED, superblock.log, superblock.len_bytes, is_persistent];
+    let welcome = [WELCOME_MAPPED, superblock.log, log.memory().len_bytes() as u64, is_persistent];
     let sent = seqpacket::send_with(link, &welcome, Some(&state_fd))
         .and_then(|()| seqpacket::send_with(link, &[LOG], Some(log.fd())));
     if let Err(errno) = sent {
@@ -122,6 +124,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
         state: unsafe { joint.as_ref() },
         log,
         digester,
+        memory: LogMemory::new(log.memory(), &superblock),
         owner: Owner { log: superblock.log, path: log.path.clone() },
         files: [const { None }; MAX_FILES],
         kept: None,
@@ -343,7 +346,7 @@ impl Client<'_> {
             self.digester.forget(held.file);
             return Ok(());
         }
-        digest::settle(&held.fd, self.known(slot), &mut self.digester, held.file, through)
+        digest::settle(&held.fd, self.known(slot), &mut self.digester, &self.memory, held.file, through)
     }
 
     /// Releases a file that has left the log, and frees its slot.
@@ -351,15 +354,21 @@ impl Client<'_> {
         if let Some(held) = self.files[slot].take() {
             file_lock::release_lease(&held.fd);
         }
+        let known = self.known(slot);
         if !self.is_ending {
-            self.known(slot).clear();
+            known.clear();
+        } else if known.flags.load(Acquire) & FAILED == 0 {
+            known.flags.fetch_or(SETTLED, AcqRel);
         }
     }
 
-    /// Stops the appends to those files that another process waits to open.
+    /// Stops the appends to those files that another process waits to open, or a forked child of the program to use.
     fn stop_contended(&mut self) {
-        let contended =
-            self.slots(|held| held.stage == Stage::Logged && !file_lock::has_unbroken_lease(&held.fd));
+        let is_touched = |slot: usize| self.known(slot).flags.load(Acquire) & TOUCHED != 0;
+        let is_contended = |(slot, held): &(usize, &Held)| {
+            held.stage == Stage::Logged && (is_touched(*slot) || !file_lock::has_unbroken_lease(&held.fd))
+        };
+        let contended: Vec<usize> = self.held().filter(is_contended).map(|(slot, _)| slot).collect();
         self.stop(&contended);
         if contended.into_iter().any(|slot| self.known(slot).is_appending()) {
             // The kernel lets the others in after `lease-break-time` (proc(5)), even if the program is stopped
@@ -395,6 +404,7 @@ impl Client<'_> {
     fn withdraw(&mut self, slot: usize) {
         let Some(held) = &mut self.files[slot] else { return };
         held.stage = Stage::Withdrawn;
+        self.state.slots[slot].flags.fetch_or(SETTLED, AcqRel);
         file_lock::release_lease(&held.fd);
         if held.is_closed {
             self.release(slot);
@@ -488,7 +498,7 @@ impl Client<'_> {
         let from = self.digester.reader().checkpoint().tail;
         // The program may append meanwhile: one lap is enough.
         while self.digester.reader().checkpoint().tail.since(from) < ring_bytes {
-            let batch = self.digester.plan(NO_CHUNKS, Limits::default())?;
+            let batch = self.digester.plan(&self.memory.chunks()[..], Limits::default())?;
             if batch.is_empty() {
                 return Ok(digest::check_end(batch.through, announced)?);
             }
@@ -508,7 +518,7 @@ impl Client<'_> {
         for plan in &batch.files {
             // A file that is not held, though its records count: no recovery will find its mark.
             let fd = file_of(plan.file).ok_or(Errno(libc::EBADF));
-            match fd.and_then(|fd| digest::carry_out(fd, plan, self.log.memory()).map(|()| fd)) {
+            match fd.and_then(|fd| digest::carry_out(fd, plan, &self.memory).map(|()| fd)) {
                 Ok(fd) => written.push(fd),
                 Err(errno) => result = result.and(Err(errno)),
             }

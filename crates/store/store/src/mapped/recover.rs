@@ -9,7 +9,7 @@
 //! A file that was recovered is forgotten, then loses its mark: it gets no bytes again while the log is kept for others.
 
 use super::digest::{carry_out, forget_all, trim};
-use super::file::{Backing, MappedLog, NO_CHUNKS, Unreadable};
+use super::file::{Backing, LogMemory, MappedLog, Unreadable};
 use crate::layout;
 use crate::log_files::{
     LockedLog, MAX_SILENCE_NS, OnDisk, Outcome, Recovered, RecoveryOptions, boot, machine,
@@ -90,7 +90,7 @@ pub struct Summary {
 /// The reason why the log cannot be read.
 pub fn inspect(path: &Path) -> Result<Summary, Unreadable> {
     let (log, is_in_use) = MappedLog::open_to_read(path)?;
-    let recovery = Recovery::open(log.memory(), NO_CHUNKS, boot())?;
+    let recovery = Recovery::open(log.memory(), &log.contents()?.chunks()[..], boot())?;
     let reader = recovery.reader();
     let (mut records, mut bytes) = (0, 0);
     for file in recovery.summary().values().filter(|file| file.identity.is_some()) {
@@ -140,8 +140,11 @@ pub fn recover(path: &Path, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
 }
 
 fn recover_log(log: &MappedLog, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
-    let mut recovery = match Recovery::open(log.memory(), NO_CHUNKS, boot()) {
-        Ok(recovery) => recovery,
+    let opened = log
+        .contents()
+        .and_then(|memory| Ok((memory, Recovery::open(log.memory(), &memory.chunks()[..], boot())?)));
+    let (memory, mut recovery) = match opened {
+        Ok(opened) => opened,
         Err(why) => return Ok(Outcome::UnreadableMapped(why)),
     };
     let (superblock, checkpoint) = (*recovery.reader().superblock(), *recovery.reader().checkpoint());
@@ -165,7 +168,7 @@ fn recover_log(log: &MappedLog, ways: &RecoveryOptions) -> Result<Outcome, Errno
         // The time until which the recovery itself may write to the files.
         recovery.note_time(clock::wall_ns().saturating_add(MAX_SILENCE_NS));
     }
-    if let Err(errno) = found.write(&mut recovery, log.memory(), is_emptied) {
+    if let Err(errno) = found.write(&mut recovery, &memory, is_emptied) {
         if has_all {
             // A repeated recovery then overwrites only files that nobody else has written to.
             recovery.note_time(clock::wall_ns());
@@ -252,10 +255,15 @@ impl Found {
     }
 
     /// Writes all records to the files that were found. `retires`: nothing of the log is needed afterwards.
-    fn write(&self, recovery: &mut Recovery<&Mapping>, memory: &Mapping, retires: bool) -> Result<(), Errno> {
+    fn write(
+        &self,
+        recovery: &mut Recovery<&Mapping>,
+        memory: &LogMemory<'_>,
+        retires: bool,
+    ) -> Result<(), Errno> {
         let mut from = recovery.reader().checkpoint().tail;
         loop {
-            let batch = recovery.plan_from(NO_CHUNKS, from, Limits::default());
+            let batch = recovery.plan_from(&memory.chunks()[..], from, Limits::default());
             // Not reached: damage was found when the log was opened.
             let Some(batch) = batch.map_err(|_| Errno(libc::EUCLEAN))? else { return Ok(()) };
             self.write_batch(&batch, memory)?;
@@ -266,7 +274,7 @@ impl Found {
         }
     }
 
-    fn write_batch(&self, batch: &Batch, memory: &Mapping) -> Result<(), Errno> {
+    fn write_batch(&self, batch: &Batch, memory: &LogMemory<'_>) -> Result<(), Errno> {
         let mut written = Vec::new();
         for plan in &batch.files {
             if let Some((_, FileLookup::File(fd))) = self.0.get(&plan.file) {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::log_files::boot;
 use crate::mapped::file as mapped_file;
+use crate::mapped::file::NO_CHUNKS;
 use crate::messages::{HELLO, PROTOCOL};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek as _, Write as _};
@@ -15,7 +16,6 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::Flushing;
-use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::parts::Part;
 use uncopy_mapped::reader::Reader;
 use uncopy_mapped::recovery::Recovery;
@@ -89,7 +89,7 @@ impl Program {
         // A lease that breaks sends SIGIO to the process: `contend` rings the bell instead.
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
-        let log = mapped_file::open_or_create_empty(&directory.0, LOG_BYTES, true, &|| true).expect("a log");
+        let log = mapped_file::open_or_create_empty(&directory.0, 2 * LOG_BYTES, true, &|| true).expect("a log");
         let name = std::ffi::CString::new(format!("{}.socket", log.path.display())).expect("no NUL");
         let listener = seqpacket::listen(&name).expect("a listener");
         let link = seqpacket::connect(&name).expect("a connection");

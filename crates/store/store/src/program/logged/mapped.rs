@@ -511,7 +511,8 @@ fn settle_alone(session: &Session, fd: ProgramFd, slot: usize, id: FileId) -> Re
     }
     let log = session.mapped().ok_or(Errno(libc::EIO))?;
     state.stop_appends();
-    digest::settle(fd, state, &mut log.digester()?, id, log.head()).map_err(DigestError::errno)?;
+    let memory = log.contents();
+    digest::settle(fd, state, &mut log.digester()?, &memory, id, log.head()).map_err(DigestError::errno)?;
     state.flags.fetch_or(SETTLED, AcqRel);
     uncopy_sys::file_lock::release_lease(fd);
     Ok(())
