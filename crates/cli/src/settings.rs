@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
-use uncopy_core::options::{Escaped, OptionError, OptionSpec, Options};
+use uncopy_core::options::{Escaped, LogMode, OptionError, OptionSpec, Options};
 
 /// Variable with the pid of the process whose counters go to the `--stats` file.
 pub const STATS_ROOT: &str = "UNCOPY_STATS_ROOT";
@@ -58,8 +58,8 @@ pub struct LogSettings {
     pub directory: std::path::PathBuf,
     /// Length of each log (`--log-size`), bytes.
     pub len_bytes: u64,
+    pub mode: LogMode,
     pub emulates_dax: bool,
-    pub mode: uncopy_store::keeper::Mode,
 }
 
 /// Checks every option and puts those of the command line into `environment`.
@@ -135,8 +135,8 @@ pub fn resolve(
             |directory| LogSettings {
                 directory: Path::new(OsStr::from_bytes(directory)).to_owned(),
                 len_bytes: options.log_bytes,
+                mode: options.log_mode,
                 emulates_dax: options.log_emulates_dax,
-                mode: uncopy_store::keeper::Mode::Beside,
             },
         ),
         uses_net: options.net.is_some() && !options.off,

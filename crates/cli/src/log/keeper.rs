@@ -1,5 +1,6 @@
 //! Keeper process of the logs of `uncopy run --log`: the hidden command `uncopy log keep`.
 
+use super::memory::{self, Memory};
 use super::recover;
 use crate::args;
 use crate::live;
@@ -15,8 +16,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use uncopy_core::options::LogMode;
 use uncopy_core::stats::StatsName;
-use uncopy_store::keeper::{Keeper, Mode, Settings};
+use uncopy_store::keeper::{Keeper, Settings};
 use uncopy_store::log_files::RecoveryOptions;
 use uncopy_store::logs;
 
@@ -32,6 +34,10 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let directory = &options.directory;
     let name = Quoted(directory.as_os_str());
     make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
+    let is_emulated = match options.mode {
+        LogMode::Beside => options.emulates_dax,
+        LogMode::Only => memory::of_logs(directory, options.emulates_dax)? == Memory::Emulated,
+    };
     let paths = logs::paths(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     // Logs that cannot be recovered are reported by `recover`.
     recover(&paths, &RecoveryOptions::default(), false);
@@ -39,7 +45,7 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let opened = live::make_own_directory(live::shared_memory());
     let opened =
         opened.map_err(|error| format!("{}: {}", Quoted(live_directory.as_os_str()), Reason(&error)))?;
-    if options.emulates_dax {
+    if is_emulated {
         output::print_message(format_args!("the log emulates DAX: nothing survives power loss"));
     }
     let name = StatsName { pid: std::process::id(), namespace: live::own_namespace() };
@@ -63,21 +69,13 @@ fn make_private(directory: &Path) -> io::Result<()> {
     if is_private { Ok(()) } else { Err(io::Error::other(why)) }
 }
 
-/// Returns the word for a mode on the keeper's command line.
-const fn name_of(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Beside => "beside",
-        Mode::Only => "only",
-    }
-}
-
 fn spawn(options: &LogSettings, socket: &Path) -> io::Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .args(["log", "keep"])
         .arg(&options.directory)
         .args(["--log-size".into(), OsString::from(options.len_bytes.to_string())])
         .args(options.emulates_dax.then_some("--emulate-dax"))
-        .args(["--mode", name_of(options.mode)])
+        .args(["--mode", options.mode.word()])
         .arg("--socket")
         .arg(socket)
         .args(["--root".into(), OsString::from(std::process::id().to_string())])
@@ -100,9 +98,7 @@ pub fn run(directory: &Path, matches: &ArgMatches) -> u8 {
     let (log_bytes, root) = (number(args::LOG_SIZE), number(args::ROOT));
     let socket =
         matches.get_one::<OsString>(args::SOCKET).and_then(|socket| CString::new(socket.as_bytes()).ok());
-    let mode = [Mode::Beside, Mode::Only]
-        .into_iter()
-        .find(|mode| matches.get_one::<OsString>(args::LOG_MODE).is_some_and(|name| name == name_of(*mode)));
+    let mode = matches.get_one::<OsString>(args::LOG_MODE).and_then(|word| LogMode::parse(word.as_bytes()));
     let (Some(log_bytes), Some(root), Some(socket), Some(mode)) = (log_bytes, root, socket, mode) else {
         return EXIT_USAGE;
     };

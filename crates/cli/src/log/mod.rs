@@ -2,6 +2,7 @@
 
 pub mod keeper;
 mod mapped;
+mod memory;
 mod wait;
 
 use crate::args;

@@ -146,6 +146,43 @@ fn without_permission_a_log_is_kept_all_the_same() {
 }
 
 #[test]
+fn a_log_that_has_the_only_copy_needs_persistent_memory() {
+    let Some(stage) = Stage::with_library("log-only") else { return };
+    let in_memory = format!("/dev/shm/uncopy-test-log-{}", std::process::id());
+    let on_disk = stage.path("log");
+    let on_disk = on_disk.to_str().expect("text");
+    let run = |directory: &str, options: &[&str]| {
+        let mut arguments = vec!["run", "--log", directory, "--log-mode", "only", "--log-size", "16777216"];
+        arguments.extend(options);
+        arguments.extend(["--", "sh", "-c", "echo log=$UNCOPY_LOG_SOCKET"]);
+        let finished = finish(&mut stage.uncopy(&arguments));
+        assert_eq!((finished.code, finished.text().as_str()), (Some(0), "log=\n"), "{}", finished.errors);
+        let reported: Vec<&str> =
+            finished.errors.lines().filter(|line| line.starts_with("uncopy: no log: ")).collect();
+        assert_eq!(reported.len(), 1, "{}", finished.errors);
+        assert!(reported[0].ends_with("; files are synced by their file systems"), "{}", reported[0]);
+        reported[0].to_owned()
+    };
+    let refused = run(&in_memory, &[]);
+    fs::remove_dir(&in_memory).expect("made, and nothing left in it");
+    assert!(refused.contains("add --log-emulate-dax"), "{refused}");
+    assert!(refused.contains(&in_memory) && refused.contains("is on tmpfs"), "{refused}");
+    // The directory of tests may be on tmpfs or on DAX itself.
+    let refused = if is_on_a_disk(&stage.path(".")) { run(on_disk, &[]) } else { return };
+    assert!(refused.contains("leave out --log-mode") && refused.contains("--log /dev/shm/log"), "{refused}");
+    let refused = run(on_disk, &["--log-emulate-dax"]);
+    assert!(refused.contains("such as --log /dev/shm/log"), "{refused}");
+}
+
+/// Returns whether a directory's file system is neither tmpfs nor mounted with DAX.
+fn is_on_a_disk(directory: &std::path::Path) -> bool {
+    let found =
+        std::process::Command::new("findmnt").args(["-no", "FSTYPE,OPTIONS", "-T"]).arg(directory).output();
+    let found = String::from_utf8(found.expect("findmnt of util-linux").stdout).expect("text");
+    !found.starts_with("tmpfs") && !found.contains("dax")
+}
+
+#[test]
 fn stats_of_an_inactive_program_say_why() {
     let stage = Stage::new("stats-file");
     let finished = finish(&mut stage.uncopy(&["run", "--stats", "out.json", "--", "true"]));

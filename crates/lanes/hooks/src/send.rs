@@ -7,6 +7,7 @@ use core::ffi::c_int;
 use libc::{iovec, msghdr, ssize_t};
 use smallvec::SmallVec;
 use uncopy_capi::sending;
+use uncopy_core::policy::sites::Exit;
 use uncopy_core::stats::Counter;
 use uncopy_engine::arena::segment::SharedBytes;
 use uncopy_engine::call::output::{self, Output};
@@ -215,7 +216,7 @@ fn by_reference(
     }
     if let Some(output) = output {
         let sent_bytes = sent.as_ref().and_then(|sent| sent.as_ref().ok()).copied().unwrap_or(0);
-        output.record_lane_send(sent_bytes, MIN_REFERENCE_BYTES);
+        output.record_leaving(Exit::Lane, sent_bytes, MIN_REFERENCE_BYTES);
         output.finish(sent_bytes);
     }
     sent.map(|sent| sent.map_err(|errno| errno.0))

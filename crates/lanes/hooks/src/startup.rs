@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::ssize_t;
 use std::sync::OnceLock;
 use uncopy_core::bounds::shared_bytes;
+use uncopy_core::policy::sites::Exit;
 use uncopy_core::scope::Scope;
 use uncopy_engine::arena::segment::set_shared_allocator;
 use uncopy_engine::background::activation;
@@ -73,7 +74,7 @@ pub fn note_large(fd: ProgramFd, len_bytes: ssize_t) {
         && !HAS_BEGUN.swap(true, Relaxed)
         && rights::is_accessible()
         && let Err(errno) = begin(directory, *scope, shared_bytes(*max_bytes, cgroup::memory_limit()))
-            .inspect(|()| set_shared_allocator(alloc_shared))
+            .inspect(|()| set_shared_allocator(Exit::Lane, alloc_shared))
             .inspect(|()| activation::begin_without_engine())
     {
         // A process that has changed its user is expected not to have access.

@@ -48,6 +48,32 @@ pub enum Heap {
     Off,
 }
 
+/// Place of the bytes that a program writes to a logged file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogMode {
+    /// In the page cache at once, and in the log when they are synced.
+    Beside,
+    /// In the log alone, until the keeper writes them to the file.
+    Only,
+}
+
+impl LogMode {
+    /// Returns the word that names the mode on the command line.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Beside => "beside",
+            Self::Only => "only",
+        }
+    }
+
+    /// Parses a word; `None` if it names no mode.
+    #[must_use]
+    pub fn parse(word: &[u8]) -> Option<Self> {
+        [Self::Beside, Self::Only].into_iter().find(|mode| mode.word().as_bytes() == word)
+    }
+}
+
 /// Smallest legal `--min-size`, bytes: one page, since less cannot hold a view.
 pub const MIN_SIZE_LOW_BYTES: usize = 4096;
 /// Largest legal `--min-size`, bytes.
@@ -143,6 +169,8 @@ pub struct Options<'a> {
     pub log_files: Option<&'a [u8]>,
     /// Size set by `--log-size`, bytes.
     pub log_bytes: u64,
+    /// Mode set by `--log-mode`.
+    pub log_mode: LogMode,
     /// Whether `--log-emulate-dax` was given.
     pub log_emulates_dax: bool,
     /// Path of the keeper's socket (internal).
@@ -175,6 +203,7 @@ impl Default for Options<'_> {
             record: None,
             log: None,
             log_files: None,
+            log_mode: LogMode::Beside,
             log_emulates_dax: false,
             log_bytes: LOG_DEFAULT_BYTES,
             log_socket: None,
@@ -239,6 +268,7 @@ const LEGAL_NET: &str = "the path of a control socket of uncopy net, at most 56 
 const LEGAL_LOG: &str = "the absolute path of a directory";
 const LEGAL_LOG_FILES: &str = "absolute paths, separated by colons";
 const LEGAL_LOG_SIZE: &str = "a size from 16M to 1T, as 64M or 1GiB";
+const LEGAL_LOG_MODE: &str = "beside or only";
 const LEGAL_LOG_SOCKET: &str = "a path that uncopy run sets; unset it";
 const LEGAL_STATS: &str = "a file's path, or -";
 const LEGAL_COSTS: &str = "measure, assume, or the line that uncopy doctor --calibrate prints";
@@ -354,6 +384,9 @@ impl<'a> Options<'a> {
                 let log_bytes = parse_size(value, MIN_LOG_BYTES..=MAX_LOG_BYTES);
                 self.log_bytes = log_bytes.ok_or_else(|| bad("UNCOPY_LOG_SIZE", LEGAL_LOG_SIZE))? as u64;
             }
+            b"UNCOPY_LOG_MODE" => {
+                self.log_mode = LogMode::parse(value).ok_or(bad("UNCOPY_LOG_MODE", LEGAL_LOG_MODE))?;
+            }
             b"UNCOPY_LOG_SOCKET" => {
                 if !value.starts_with(b"/") {
                     return Err(bad("UNCOPY_LOG_SOCKET", LEGAL_LOG_SOCKET));
@@ -448,6 +481,7 @@ mod tests {
             ("UNCOPY_LOG", "/var/lib/logs"),
             ("UNCOPY_LOG_FILES", "/srv/*.wal:/srv/journal"),
             ("UNCOPY_LOG_SIZE", "16777216"),
+            ("UNCOPY_LOG_MODE", "only"),
             ("UNCOPY_LOG_EMULATE_DAX", "1"),
             ("UNCOPY_LOG_SOCKET", "/dev/shm/uncopy-0/log-1"),
         ] {
@@ -490,6 +524,8 @@ mod tests {
             ("UNCOPY_LOG_FILES", "/srv/*.wal:journal"),
             ("UNCOPY_LOG_FILES", ""),
             ("UNCOPY_LOG_SIZE", "1"),
+            ("UNCOPY_LOG_MODE", "mapped"),
+            ("UNCOPY_LOG_MODE", ""),
             ("UNCOPY_LOG_EMULATE_DAX", "yes"),
             ("UNCOPY_LOG_SOCKET", "log-1"),
             ("UNCOPY_NO_FOLLOW", "x"),

@@ -63,7 +63,7 @@ pub const CONTROL_RELEASE: u8 = b'r';
 /// Reason in the stats file after [`CONTROL_RELEASE`].
 pub const REASON_RELEASED: &str = "released: every view was turned back into plain memory";
 /// First bytes of the stats file: a name and the layout's version.
-pub const MAGIC: [u8; 8] = *b"uncopy\0\x03";
+pub const MAGIC: [u8; 8] = *b"uncopy\0\x04";
 /// Offset of the pid.
 pub const PID_OFFSET: usize = 8;
 /// Offset of the reason's length.
@@ -77,7 +77,7 @@ pub const TRIALS_OFFSET: usize = 512;
 /// Offset of the first shard of counters.
 pub const COUNTERS_OFFSET: usize = TRIALS_OFFSET + TRIALS_BYTES;
 /// Length of a shard, bytes: whole cache lines.
-pub const SHARD_BYTES: usize = 256;
+pub const SHARD_BYTES: usize = 320;
 /// Number of shards, over which threads are spread. A counter's value is the sum over all shards (modulo
 /// 2^64), that of a peak the maximum.
 pub const SHARDS: usize = (FILE_BYTES - COUNTERS_OFFSET) / SHARD_BYTES;
@@ -173,6 +173,12 @@ counters! {
     LogSyncs => "log_syncs",
     /// Bytes written before those syncs, which the log keeps.
     LogBytes => "log_bytes",
+    /// Writes that went to a log alone (`--log-mode only`).
+    LogAppends => "log_appends",
+    /// Bytes of those writes.
+    LogAppendedBytes => "log_appended_bytes",
+    /// Number of times that a file left such a log.
+    LogDepartures => "log_departures",
 }
 
 impl Counter {

@@ -34,6 +34,10 @@ fn before_filter() {
 
 /// Prepares for a limit that counts uncopy's reservations too.
 fn before_limit(resource: c_int, limit: *const rlimit) {
+    if resource == libc::RLIMIT_FSIZE as c_int && !limit.is_null() {
+        // A mapped log does not know limits on the size of files.
+        crate::files::stop_logging_mapped();
+    }
     let is_counted = resource == libc::RLIMIT_AS as c_int || resource == libc::RLIMIT_DATA as c_int;
     // SAFETY: `limit` is not null, and the program passed it to setrlimit, which reads it.
     if !is_counted || limit.is_null() || unsafe { (*limit).rlim_cur } == libc::RLIM_INFINITY {

@@ -270,6 +270,8 @@ const fn replaces_mapping(flags: c_int) -> bool {
 fn before_mmap(address: usize, len: usize, flags: c_int, fd: ProgramFd) {
     if files::is_shared_mapping(flags, fd) {
         files::exclude(fd);
+    } else if files::is_mapping_of_mapped(flags, fd) {
+        files::stop_logging(fd);
     }
     if replaces_mapping(flags) {
         record::record_discard(Function::Mmap, address, len);
@@ -279,13 +281,13 @@ fn before_mmap(address: usize, len: usize, flags: c_int, fd: ProgramFd) {
 
 entry!(mmap MMAP
 (address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: ProgramFd, offset: off_t) -> Pointer,
-replaces_mapping(flags) || files::is_shared_mapping(flags, fd), {
+replaces_mapping(flags) || files::is_shared_mapping(flags, fd) || files::is_mapping_of_mapped(flags, fd), {
     map(address, len, protection, flags, fd, offset)
 });
 
 entry!(mmap64 MMAP
 (address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: ProgramFd, offset: off_t) -> Pointer,
-replaces_mapping(flags) || files::is_shared_mapping(flags, fd), {
+replaces_mapping(flags) || files::is_shared_mapping(flags, fd) || files::is_mapping_of_mapped(flags, fd), {
     map(address, len, protection, flags, fd, offset)
 });
 
@@ -352,11 +354,14 @@ fn is_hidden(fd: ProgramFd) -> bool {
     hidden
 }
 
-before!(fstat FSTAT (fd: ProgramFd, found: *mut libc::stat) -> c_int, {
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fstat(fd: ProgramFd, found: *mut libc::stat) -> c_int {
     if is_hidden(fd) {
         return -1;
     }
-});
+    // SAFETY: the program's own arguments; fstat(2) fills `found` if it succeeds.
+    unsafe { files::fstat_by(fd, found, || FSTAT.call()(fd, found)) }
+}
 
 alias!(fstat64 = fstat (fd: ProgramFd, found: *mut libc::stat) -> c_int);
 
@@ -366,9 +371,7 @@ pub unsafe extern "C" fn fcntl(fd: ProgramFd, command: c_int, argument: usize) -
     if is_hidden(fd) {
         return -1;
     }
-    if files::is_tracked(fd) {
-        files::before_fcntl(fd, command, argument);
-    }
+    let _outside = if files::is_tracked(fd) { files::before_fcntl(fd, command, argument) } else { None };
     // SAFETY: the program's own arguments, passed on to libc unchanged.
     let result = files::after_fcntl(fd, command, unsafe { FCNTL.call()(fd, command, argument) });
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {

@@ -26,7 +26,7 @@ fn passed(
     len: size_t,
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    files::stop_logging(to);
+    let _outside = files::stop_logging_for(to);
     let timer = Timer::begin(len);
     let done = if lanes::is_on() { lanes::transfer(from, to, call) } else { call() };
     let done = net::send_result(to, done);

@@ -40,6 +40,7 @@ fn fill_slots() {
     crate::net::fill();
     crate::net::fill_polls();
     crate::files::fill();
+    crate::files::fill_others();
     crate::exec::fill();
     #[cfg(target_arch = "x86_64")]
     crate::signals::fill();

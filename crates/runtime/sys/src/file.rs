@@ -87,7 +87,7 @@ pub fn modified_ns(fd: impl Descriptor) -> Result<u64, Errno> {
     Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.tv_nsec)))
 }
 
-/// Returns device and inode of the file that a path names, without following a symbolic link.
+/// Returns device and inode of the file that a path names. `flags` are those of fstatat(2).
 ///
 /// # Errors
 /// Errors of newfstatat(2).
@@ -97,11 +97,11 @@ pub fn modified_ns(fd: impl Descriptor) -> Result<u64, Errno> {
 pub unsafe fn inode_at(
     directory: impl Descriptor,
     path: *const core::ffi::c_char,
+    flags: i32,
 ) -> Result<(u64, u64), Errno> {
     // SAFETY: an all-zero stat is valid and fstatat(2) fills it; the caller vouches for `path`.
     unsafe {
         let mut found: libc::stat = core::mem::zeroed();
-        let flags = libc::AT_SYMLINK_NOFOLLOW;
         check(kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)))?;
         Ok((found.st_dev, found.st_ino))
     }
@@ -452,6 +452,16 @@ pub fn sync_data(fd: impl Descriptor) -> Result<(), Errno> {
 pub fn allocate(fd: impl Descriptor, len_bytes: u64) -> Result<(), Errno> {
     // SAFETY: fallocate(2) takes only integers here, and accesses no memory of the process.
     check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, 0, 0, len_bytes)) }).map(drop)
+}
+
+/// Allocates blocks for a range of a file, so that writes to it need no more room. The file's size stays.
+///
+/// # Errors
+/// Errors of fallocate(2): ENOSPC, or EOPNOTSUPP if the file system does not support it.
+pub fn reserve(fd: impl Descriptor, offset: u64, len_bytes: u64) -> Result<(), Errno> {
+    let mode = libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: fallocate(2) takes only integers here, and accesses no memory of the process.
+    check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, mode, offset, len_bytes)) }).map(drop)
 }
 
 /// Sets an extended attribute (xattr(7)).

@@ -1,6 +1,7 @@
 //! Identity of the process: users, groups, namespaces, privileges.
 
 use crate::call::{kernel, syscall};
+use crate::descriptor::ProgramFd;
 use crate::readable::is_readable;
 
 /// The effective user id.
@@ -17,7 +18,11 @@ pub fn pid_namespace() -> Option<u64> {
     // NUL-terminated path and fills `found`.
     unsafe {
         let mut found: libc::stat = core::mem::zeroed();
-        let got = kernel!(Stat, libc::stat(c"/proc/self/ns/pid".as_ptr(), &raw mut found));
+        let path = c"/proc/self/ns/pid".as_ptr();
+        let got = kernel!(
+            Stat,
+            syscall!(libc::SYS_newfstatat, ProgramFd::CURRENT_DIRECTORY, path, &raw mut found, 0)
+        );
         (got == 0).then_some(found.st_ino)
     }
 }

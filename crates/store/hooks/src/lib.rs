@@ -14,8 +14,9 @@
 )]
 #![allow(missing_docs, reason = "as above")]
 
-use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::cell::Cell;
+use core::ffi::{c_char, c_int, c_long, c_ulong, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use libc::{mode_t, off_t, ssize_t};
 use std::ffi::CString;
 use uncopy_core::stats::Counter;
@@ -24,12 +25,21 @@ use uncopy_engine::call::output::{Output, is_candidate};
 use uncopy_engine::state::counters;
 use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_interpose::{alias, entry, slots, variadic};
-use uncopy_store::program::{self as store, OngoingWrite, WriteAt};
+use uncopy_store::program::descriptors::{self, CountedWrite, Kind};
+use uncopy_store::program::{self as store, Appended, OngoingWrite, WriteAt};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::owner::is_owner;
 use uncopy_sys::{clock, errno};
+
+mod aio;
+mod optimistic;
+mod paths;
+mod status;
+mod times;
+
+pub use status::{fstat_by, has_mapped_files};
 
 type Path = *const c_char;
 /// A variadic function, or one with a `va_list`.
@@ -48,20 +58,19 @@ slots! {
     FTRUNCATE = c"ftruncate": unsafe extern "C" fn(ProgramFd, off_t) -> c_int;
     FALLOCATE = c"fallocate": unsafe extern "C" fn(ProgramFd, c_int, off_t, off_t) -> c_int;
     POSIX_FALLOCATE = c"posix_fallocate": unsafe extern "C" fn(ProgramFd, off_t, off_t) -> c_int;
-    RENAME = c"rename": unsafe extern "C" fn(Path, Path) -> c_int;
-    RENAMEAT = c"renameat": unsafe extern "C" fn(ProgramFd, Path, ProgramFd, Path) -> c_int;
-    RENAMEAT2 = c"renameat2": unsafe extern "C" fn(ProgramFd, Path, ProgramFd, Path, c_uint) -> c_int;
-    UNLINK = c"unlink": unsafe extern "C" fn(Path) -> c_int;
-    UNLINKAT = c"unlinkat": unsafe extern "C" fn(ProgramFd, Path, c_int) -> c_int;
-    REMOVE = c"remove": unsafe extern "C" fn(Path) -> c_int;
     FDOPEN = c"fdopen": unsafe extern "C" fn(ProgramFd, Path) -> *mut c_void;
     DPRINTF = c"dprintf": Variadic;
     DPRINTF_CHK = c"__dprintf_chk": Variadic;
     VDPRINTF = c"vdprintf": Variadic;
     VDPRINTF_CHK = c"__vdprintf_chk": Variadic;
-    AIO_WRITE = c"aio_write": unsafe extern "C" fn(*mut c_void) -> c_int;
-    AIO_FSYNC = c"aio_fsync": unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
-    LIO_LISTIO = c"lio_listio": unsafe extern "C" fn(c_int, *const c_void, c_int, *mut c_void) -> c_int;
+}
+
+/// Fills the slots of the other modules.
+pub fn fill_others() {
+    aio::fill();
+    paths::fill();
+    status::fill();
+    times::fill();
 }
 
 /// Returns whether files may be logged.
@@ -83,15 +92,17 @@ pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
     let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
     if let Ok(socket) = CString::new(socket) {
         fdtable::register(Feature::Log, &FD_CALLBACKS);
+        optimistic::switch_on();
         store::switch_on(socket, globs, always);
     }
 }
 
-/// Runs `work` in a critical section and preserves `errno`.
+/// Runs `work`, which may take files out of the log, in a critical section and preserves `errno`.
 fn with_errno_saved(work: impl FnOnce()) {
     let _errno = errno::SavedErrno::new();
     let _critical = Critical::enter();
     work();
+    count_departures();
 }
 
 #[cold]
@@ -178,17 +189,23 @@ alias!(__openat64_2 = __openat_2 (directory: ProgramFd, path: Path, flags: c_int
 
 /// Syncs a file: by the log, or by calling `real`.
 fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
-    static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
+    settle(fd);
     let errno_before = errno::get();
-    // A critical section restores the errno that it began with.
-    let (synced, errno_after) = {
-        let _critical = Critical::enter();
-        (store::sync(fd, real), errno::get())
+    let quick = {
+        let _critical = Critical::enter_briefly();
+        store::sync_mapped(fd)
     };
+    // A critical section restores the errno that it began with.
+    let (synced, errno_after) = quick.map_or_else(
+        || {
+            let _critical = Critical::enter();
+            (store::sync(fd, real), errno::get())
+        },
+        |synced| (synced, errno_before),
+    );
+    count_departures();
     if let Some(bytes) = synced.logged_bytes {
-        if !ARE_PUBLISHED.swap(true, Relaxed) {
-            activation::begin_without_engine();
-        }
+        publish_counters();
         counters::add(Counter::LogSyncs, 1);
         counters::add(Counter::LogBytes, bytes);
     }
@@ -203,6 +220,31 @@ entry!(fsync FSYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
 entry!(fdatasync FDATASYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
     sync_file(fd, || FDATASYNC.call()(fd))
 });
+
+/// Creates the file of the counters, once: the engine, which does so too, may not be needed.
+fn publish_counters() {
+    static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
+    if !ARE_PUBLISHED.load(Relaxed) && !ARE_PUBLISHED.swap(true, Relaxed) {
+        activation::begin_without_engine();
+    }
+}
+
+/// Counts a write that went to a mapped log alone.
+pub fn count_append(len_bytes: usize) {
+    publish_counters();
+    counters::add(Counter::LogAppends, 1);
+    counters::add(Counter::LogAppendedBytes, len_bytes);
+}
+
+/// Counts the files that have left a mapped log since the last call.
+fn count_departures() {
+    static COUNTED: AtomicU64 = AtomicU64::new(0);
+    let departures = store::mapped_departures();
+    let counted = COUNTED.fetch_max(departures, Relaxed);
+    if departures > counted {
+        counters::add(Counter::LogDepartures, (departures - counted) as usize);
+    }
+}
 
 fn before_sync_of_all() {
     with_errno_saved(|| store::stop_logging_all(true));
@@ -231,17 +273,56 @@ pub fn disable() {
     store::disable();
 }
 
+/// Waits until the parent's keeper has written a file to which this process has an inherited descriptor. Called
+/// before every use of such a descriptor, whose file offset and flags are right only then.
+#[inline(always)]
+fn settle(fd: ProgramFd) {
+    if store::has_mapped_files() && store::is_inherited(fd) {
+        with_errno_saved(|| store::settle_inherited(fd));
+    }
+}
+
+/// Calls [`settle`] for all descriptors, before they go to another process.
+fn settle_all() {
+    if store::has_mapped_files() {
+        descriptors::known().for_each(settle);
+    }
+}
+
 /// Takes a file out of the log before a change that no record can describe; it may be logged again.
 pub fn stop_logging(fd: ProgramFd) {
     if store::is_tracked(fd) {
+        settle(fd);
         with_errno_saved(|| store::stop_logging(fd, true));
     }
+}
+
+/// Takes a file out of the log as [`stop_logging`] does. No other thread's call makes it return there before the
+/// result is dropped.
+#[must_use]
+pub fn stop_logging_for(fd: ProgramFd) -> Option<CountedWrite> {
+    while store::is_tracked(fd) {
+        stop_logging(fd);
+        let outside = descriptors::begin_write(fd);
+        if outside.is_some() || !matches!(descriptors::kind(fd), Kind::Candidate | Kind::Logged(_)) {
+            return outside;
+        }
+    }
+    None
 }
 
 /// Takes a file out of the log for good.
 pub fn exclude(fd: ProgramFd) {
     if store::is_tracked(fd) {
+        settle(fd);
         with_errno_saved(|| store::stop_logging(fd, false));
+    }
+}
+
+/// Takes all files out of a mapped log; they may be logged again.
+pub fn stop_logging_mapped() {
+    if store::has_mapped_files() {
+        with_errno_saved(|| store::stop_logging_all(true));
     }
 }
 
@@ -253,66 +334,23 @@ pub fn exclude_all() {
 }
 
 entry!(ftruncate FTRUNCATE (fd: ProgramFd, len: off_t) -> c_int, store::is_tracked(fd), {
-    stop_logging(fd);
+    let _outside = stop_logging_for(fd);
     FTRUNCATE.call()(fd, len)
 });
 
 entry!(fallocate FALLOCATE (fd: ProgramFd, mode: c_int, offset: off_t, len: off_t) -> c_int, store::is_tracked(fd), {
-    stop_logging(fd);
+    let _outside = stop_logging_for(fd);
     FALLOCATE.call()(fd, mode, offset, len)
 });
 
 entry!(posix_fallocate POSIX_FALLOCATE (fd: ProgramFd, offset: off_t, len: off_t) -> c_int, store::is_tracked(fd), {
-    stop_logging(fd);
+    let _outside = stop_logging_for(fd);
     POSIX_FALLOCATE.call()(fd, offset, len)
 });
 
 alias!(ftruncate64 = ftruncate (fd: ProgramFd, len: off_t) -> c_int);
 alias!(fallocate64 = fallocate (fd: ProgramFd, mode: c_int, offset: off_t, len: off_t) -> c_int);
 alias!(posix_fallocate64 = posix_fallocate (fd: ProgramFd, offset: off_t, len: off_t) -> c_int);
-
-/// Takes a file out of the log before its path changes or is removed: its records have the old path.
-#[cold]
-fn before_rename(directory: ProgramFd, path: Path) {
-    if store::has_begun() {
-        // SAFETY: `path` is NUL-terminated, as rename(2) requires, or the kernel refuses to read it.
-        with_errno_saved(|| unsafe { store::renamed(directory, path) });
-    }
-}
-
-entry!(rename RENAME (from: Path, to: Path) -> c_int, is_on(), {
-    before_rename(ProgramFd::CURRENT_DIRECTORY, from);
-    before_rename(ProgramFd::CURRENT_DIRECTORY, to);
-    RENAME.call()(from, to)
-});
-
-entry!(renameat RENAMEAT (from_directory: ProgramFd, from: Path, to_directory: ProgramFd, to: Path) -> c_int, is_on(), {
-    before_rename(from_directory, from);
-    before_rename(to_directory, to);
-    RENAMEAT.call()(from_directory, from, to_directory, to)
-});
-
-entry!(renameat2 RENAMEAT2
-(from_directory: ProgramFd, from: Path, to_directory: ProgramFd, to: Path, flags: c_uint) -> c_int, is_on(), {
-    before_rename(from_directory, from);
-    before_rename(to_directory, to);
-    RENAMEAT2.call()(from_directory, from, to_directory, to, flags)
-});
-
-entry!(unlink UNLINK (path: Path) -> c_int, is_on(), {
-    before_rename(ProgramFd::CURRENT_DIRECTORY, path);
-    UNLINK.call()(path)
-});
-
-entry!(unlinkat UNLINKAT (directory: ProgramFd, path: Path, flags: c_int) -> c_int, is_on(), {
-    before_rename(directory, path);
-    UNLINKAT.call()(directory, path, flags)
-});
-
-entry!(remove REMOVE (path: Path) -> c_int, is_on(), {
-    before_rename(ProgramFd::CURRENT_DIRECTORY, path);
-    REMOVE.call()(path)
-});
 
 entry!(fdopen FDOPEN (fd: ProgramFd, mode: Path) -> *mut c_void, store::is_tracked(fd), {
     exclude(fd);
@@ -326,49 +364,6 @@ variadic! {
     vdprintf VDPRINTF prepare_vdprintf (fd: ProgramFd) { exclude(fd) }
     __vdprintf_chk VDPRINTF_CHK prepare_vdprintf_chk (fd: ProgramFd) { exclude(fd) }
 }
-
-/// Stops logging the file of an aio(7) request, whose descriptor is the first member.
-///
-/// # Safety
-/// `request` points to a `struct aiocb` of the program's.
-unsafe fn refuse_file_of(request: *mut c_void) {
-    // SAFETY: the program passes a `struct aiocb`, which libc reads next; `aio_fildes` is its first member.
-    exclude(unsafe { request.cast::<ProgramFd>().read() });
-}
-
-entry!(aio_write AIO_WRITE (request: *mut c_void) -> c_int, is_on(), {
-    refuse_file_of(request);
-    AIO_WRITE.call()(request)
-});
-
-entry!(aio_fsync AIO_FSYNC (how: c_int, request: *mut c_void) -> c_int, is_on(), {
-    refuse_file_of(request);
-    AIO_FSYNC.call()(how, request)
-});
-
-entry!(lio_listio LIO_LISTIO (mode: c_int, list: *const c_void, count: c_int, event: *mut c_void) -> c_int, is_on(), {
-    exclude_all();
-    LIO_LISTIO.call()(mode, list, count, event)
-});
-
-/// Replaces the function of libaio, which a plugin may load privately, where dlsym(3) does not find it. It
-/// makes the system call and returns its result.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn io_setup(count: c_int, context: *mut c_void) -> c_int {
-    if is_on() {
-        exclude_all();
-    }
-    // SAFETY: io_setup(2) checks `context`, the program's own argument, and writes to it only if it is
-    // writable.
-    unsafe {
-        uncopy_sys::raw::call(libc::SYS_io_setup as usize, [count as usize, context as usize, 0, 0, 0, 0])
-            as c_int
-    }
-}
-
-alias!(aio_write64 = aio_write (request: *mut c_void) -> c_int);
-alias!(aio_fsync64 = aio_fsync (how: c_int, request: *mut c_void) -> c_int);
-alias!(lio_listio64 = lio_listio (mode: c_int, list: *const c_void, count: c_int, event: *mut c_void) -> c_int);
 
 /// Handles a system call before the program makes it through libc's `syscall`.
 pub fn before_call(number: c_long, a: usize, c: usize) {
@@ -398,6 +393,19 @@ pub fn before_call(number: c_long, a: usize, c: usize) {
         | libc::SYS_unlink
         | libc::SYS_unlinkat
         | libc::SYS_close_range => exclude_all(),
+        libc::SYS_fstat | libc::SYS_lseek | libc::SYS_fcntl if store::has_mapped_files() => {
+            stop_logging(ProgramFd::of_argument(a));
+        }
+        libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_link
+        | libc::SYS_linkat
+        | libc::SYS_utime
+        | libc::SYS_utimes
+        | libc::SYS_futimesat
+        | libc::SYS_utimensat => stop_logging_mapped(),
         _ => {}
     }
 }
@@ -407,25 +415,37 @@ pub fn is_shared_mapping(flags: c_int, fd: ProgramFd) -> bool {
     flags & libc::MAP_TYPE != libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS == 0 && store::is_tracked(fd)
 }
 
-/// Handles a call of fcntl(2) that sets file status flags, a lease or a signal's owner before it is made.
-pub fn before_fcntl(fd: ProgramFd, command: c_int, argument: usize) {
+/// Returns whether a private mapping of a file would lack bytes that only a mapped log has.
+pub fn is_mapping_of_mapped(flags: c_int, fd: ProgramFd) -> bool {
+    store::has_mapped_files() && flags & libc::MAP_ANONYMOUS == 0 && store::is_tracked(fd)
+}
+
+/// Handles a call of fcntl(2) that sets file status flags, a lease or a signal's owner before it is made. The result
+/// is dropped after the call.
+#[must_use]
+pub fn before_fcntl(fd: ProgramFd, command: c_int, argument: usize) -> Option<CountedWrite> {
     const SYNCED: c_int = libc::O_DIRECT | libc::O_DSYNC;
     /// Command of linux/fcntl.h that libc lacks.
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
+    settle(fd);
     match command {
         libc::F_SETFL if argument as c_int & SYNCED != 0 => exclude(fd),
         // O_APPEND may change, and with it the offsets of writes.
-        libc::F_SETFL => stop_logging(fd),
+        libc::F_SETFL => return stop_logging_for(fd),
         libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => exclude(fd),
         _ => {}
     }
+    None
 }
 
-/// Hides the keeper's lease, and the `O_ASYNC` that it sets, from the result of fcntl(2).
+/// Hides the keeper's lease, and the flags that it sets and clears, from the result of fcntl(2).
 pub fn after_fcntl(fd: ProgramFd, command: c_int, result: c_int) -> c_int {
     match command {
-        libc::F_GETFL if result >= 0 && store::is_in_log(fd) => result & !libc::O_ASYNC,
+        libc::F_GETFL if result >= 0 && store::is_in_log(fd) => {
+            let hidden = if store::is_append_hidden(fd) { libc::O_APPEND } else { 0 };
+            result & !libc::O_ASYNC | hidden
+        }
         libc::F_GETLEASE if result >= 0 && store::is_in_log(fd) => libc::F_UNLCK,
         _ => result,
     }
@@ -433,7 +453,8 @@ pub fn after_fcntl(fd: ProgramFd, command: c_int, result: c_int) -> c_int {
 
 /// Handles an ioctl(2) before it is made: some requests change a file's content or layout.
 pub fn before_ioctl(fd: ProgramFd, request: c_ulong) {
-    if request != libc::FIONREAD
+    // FIONREAD is the distance from the file offset to the end.
+    if (request != libc::FIONREAD || store::has_mapped_files())
         && request != libc::FIOCLEX
         && request != libc::FIONCLEX
         && request != libc::TCGETS
@@ -459,6 +480,7 @@ static FD_CALLBACKS: FdCallbacks = FdCallbacks {
 /// Prepares for a fork.
 pub fn before_fork() {
     if is_on() {
+        settle_all();
         with_errno_saved(store::before_fork);
     }
 }
@@ -487,6 +509,7 @@ pub fn in_child() {
 /// Prepares for execve(2), in this process or a child of vfork(2).
 pub fn before_exec() {
     if is_on() {
+        settle_all();
         with_errno_saved(|| store::before_exec(is_owner()));
     }
 }
@@ -494,6 +517,7 @@ pub fn before_exec() {
 /// Prepares for posix_spawn(3) and similar functions.
 pub fn before_spawn() {
     if is_on() {
+        settle_all();
         with_errno_saved(store::before_spawn);
     }
 }
@@ -510,22 +534,42 @@ pub fn write(
     real: Real<'_>,
     passthrough: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    match begin(fd) {
-        OngoingWrite::Plain => passthrough(),
+    settle(fd);
+    let errno_before = errno::get();
+    // No handler of the program may write to the file on top of this thread while it has the file's lock.
+    let critical = Critical::enter_briefly();
+    match store::begin_write(fd) {
+        OngoingWrite::Plain => {
+            drop(critical);
+            passthrough()
+        }
         OngoingWrite::Counted(counted) => {
+            drop(critical);
             let written = passthrough();
             if let Ok(len_bytes) = usize::try_from(written) {
                 counted.note_written(len_bytes);
             }
             written
         }
-        OngoingWrite::Logged(write) => write_logged(fd, at, parts, real, write),
+        OngoingWrite::Logged(write) => {
+            let written = write_logged(fd, at, parts, real, write);
+            let errno_after = errno::get();
+            drop(critical);
+            errno::set(errno_after);
+            written
+        }
+        OngoingWrite::Mapped(write) => {
+            let appended = append(fd, at, parts, write);
+            drop(critical);
+            match appended {
+                Appended::Written(len_bytes) => {
+                    errno::set(errno_before);
+                    len_bytes as ssize_t
+                }
+                _ => write_mapped(fd, at, parts, real),
+            }
+        }
     }
-}
-
-fn begin(fd: ProgramFd) -> OngoingWrite {
-    let _errno = errno::SavedErrno::new();
-    store::begin_write(fd)
 }
 
 #[cold]
@@ -540,6 +584,29 @@ fn write_logged(
     let (written, errno_after) = {
         let _critical = Critical::enter();
         (write_under(fd, at, parts, real, write), errno::get())
+    };
+    errno::set(errno_after);
+    written
+}
+
+/// Appends a write to a mapped log, without a call that a signal could interrupt.
+fn append(fd: ProgramFd, at: WriteAt, parts: &[Part], mut write: store::MappedWrite) -> Appended {
+    let appended = Cell::new(Appended::Leave);
+    let call = |parts: &[Part]| {
+        appended.set(write.append(at, parts));
+        if let Appended::Written(len_bytes) = appended.get() { len_bytes as ssize_t } else { -1 }
+    };
+    write_gathered(fd, parts, call, optimistic::note_logged);
+    appended.get()
+}
+
+/// Writes to a file in a mapped log that has no room for the write, or that the file has to leave.
+#[cold]
+fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> ssize_t {
+    let (written, errno_after) = {
+        let _critical = Critical::enter();
+        let call = |parts: &[Part]| store::write_mapped(fd, at, parts, real);
+        (write_gathered(fd, parts, call, optimistic::note_logged), errno::get())
     };
     errno::set(errno_after);
     written
@@ -562,13 +629,26 @@ fn write_under(
         }
         written
     };
+    write_gathered(fd, parts, call, |_, _| {})
+}
+
+/// Calls `call` with the parts' bytes where they lie: views of the engine are gathered, and `note` is told of them.
+fn write_gathered(
+    fd: ProgramFd,
+    parts: &[Part],
+    call: impl FnOnce(&[Part]) -> ssize_t,
+    note: impl FnOnce(&Output, usize),
+) -> ssize_t {
     if !is_candidate(parts) {
         return call(parts);
     }
     let Some(output) = Output::begin(fd, parts) else { return call(parts) };
     let written = output.call(call);
     match usize::try_from(written) {
-        Ok(len_bytes) => output.finish(len_bytes),
+        Ok(len_bytes) => {
+            note(&output, len_bytes);
+            output.finish(len_bytes);
+        }
         Err(_) => drop(output),
     }
     written

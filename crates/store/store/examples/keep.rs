@@ -7,7 +7,8 @@
 use std::ffi::CString;
 use std::process::ExitCode;
 
-use uncopy_store::keeper::{Keeper, Mode, Settings};
+use uncopy_core::options::LogMode;
+use uncopy_store::keeper::{Keeper, Settings};
 
 fn main() -> ExitCode {
     uncopy_sys::inject::begin();
@@ -18,7 +19,7 @@ fn main() -> ExitCode {
         directory: directory.into(),
         log_bytes: log_bytes.parse().expect("a number of bytes"),
         emulates_dax: is_only,
-        mode: if is_only { Mode::Only } else { Mode::Beside },
+        mode: if is_only { LogMode::Only } else { LogMode::Beside },
         socket: CString::new(socket.as_str()).expect("no NUL"),
         root_pid: root.parse().expect("a process"),
     };

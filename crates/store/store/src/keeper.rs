@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use uncopy_core::options::LogMode;
 use uncopy_sys::background::{
     lower_priority, notifier, notify, signals, take_signals, was_notified, watch_process,
 };
@@ -34,16 +35,6 @@ use uncopy_sys::{clock, ids, mem, wait};
 const GRACE: Duration = Duration::from_secs(2);
 const LOOK_MS: i32 = 1000;
 
-/// Way in which programs are logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// The log lies beside the page cache, to which every write goes.
-    #[default]
-    Beside,
-    /// The log is mapped, and has the only copy of what is written until it is digested.
-    Only,
-}
-
 /// Settings of a keeper.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -53,8 +44,8 @@ pub struct Settings {
     pub log_bytes: u64,
     /// Whether logs may lie on tmpfs, as if that survived power loss.
     pub emulates_dax: bool,
-    /// Way in which programs are logged.
-    pub mode: Mode,
+    /// Place of the bytes that programs write.
+    pub mode: LogMode,
     /// Path of the socket to which programs connect; removed at the end.
     pub socket: CString,
     /// Process ID of the program that was started.
@@ -105,11 +96,11 @@ impl Shared {
             let (log_bytes, emulates_dax) = (*log_bytes, *emulates_dax);
             let is_needed = || shared.is_needed.load(Acquire);
             let made = match mode {
-                Mode::Beside => {
+                LogMode::Beside => {
                     log_files::open_or_create_empty(directory, log_bytes, emulates_dax, &is_needed)
                         .map(ReadyLog::Beside)
                 }
-                Mode::Only => {
+                LogMode::Only => {
                     mapped_file::open_or_create_empty(directory, log_bytes, emulates_dax, &is_needed)
                         .map(ReadyLog::Mapped)
                 }
@@ -148,9 +139,9 @@ impl Shared {
             }
             Next::Made(made) => {
                 match self.settings.mode {
-                    Mode::Beside => self.prepare(&mut next),
+                    LogMode::Beside => self.prepare(&mut next),
                     // Memory is scarcer than space on a disk, and a mapped log is made in no time.
-                    Mode::Only => *next = Next::Nothing,
+                    LogMode::Only => *next = Next::Nothing,
                 }
                 made
             }

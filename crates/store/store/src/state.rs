@@ -30,6 +30,8 @@ pub const RETRY_DUE: u32 = 1 << 5;
 /// The program is syncing the file by the file system: an error of that is not reported to the keeper (once per
 /// open file).
 pub const SYNCING: u32 = 1 << 6;
+/// The keeper has taken the file out of a mapped log: the kernel has all of it.
+pub const SETTLED: u32 = 1 << 7;
 
 /// A position in a log: all records before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -130,6 +130,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Size of each process's log (16M to 1T) [default: 1G]",
     },
     OptionSpec {
+        flag: "log-mode",
+        variable: "UNCOPY_LOG_MODE",
+        value: Some("beside|only"),
+        bare: None,
+        help: "Whether writes go to the page cache and, when they are synced, to the log, or at first only to the log, which must lie in persistent memory (DAX) [default: beside]",
+    },
+    OptionSpec {
         flag: "log-emulate-dax",
         variable: "UNCOPY_LOG_EMULATE_DAX",
         value: None,

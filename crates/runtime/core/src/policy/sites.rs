@@ -34,10 +34,24 @@ const MAX_PASSED: u32 = 1 << 14;
 /// Number of sites of copies and inputs that are told apart. Loom models create the table for each execution.
 pub const SITES: usize = if cfg!(loom) { 16 } else { 1024 };
 const PROBES: usize = 4;
-/// Maximum number of inputs in a row whose bytes are expected to leave by a lane.
-const MAX_LANE_INPUTS: u32 = 16;
-/// Number of inputs that one whose bytes left by a lane adds to those.
-const LANE_INPUTS_STEP: u32 = 2;
+/// Maximum number of inputs in a row whose bytes are expected to leave by reference.
+const MAX_LEAVING_INPUTS: u32 = 16;
+/// Number of inputs that one whose bytes left by reference adds to those.
+const LEAVING_INPUTS_STEP: u32 = 2;
+
+/// Way in which bytes of an input leave by reference, if they lie in memory that others can map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// To another process by a lane.
+    Lane,
+    /// To a file by a mapped log.
+    Log,
+}
+
+impl Exit {
+    /// All ways.
+    pub const ALL: [Self; 2] = [Self::Lane, Self::Log];
+}
 
 /// Kind of call made at a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +105,8 @@ struct Account {
     recent_bytes: AtomicU32,
     /// Number of calls passed over since the last one that was not.
     passed_calls: AtomicU32,
-    /// Number of inputs from here on whose bytes are expected to leave by a lane.
-    lane_inputs: AtomicU32,
+    /// Number of inputs from here on whose bytes are expected to leave by each [`Exit`].
+    leaving_inputs: [AtomicU32; Exit::ALL.len()],
     /// Running median of the time of each share, ns.
     typical_ns: [AtomicU32; SHARES],
 }
@@ -121,7 +135,7 @@ impl Sites {
                     backoff: AtomicU32::new(0),
                     recent_bytes: AtomicU32::new(0),
                     passed_calls: AtomicU32::new(0),
-                    lane_inputs: AtomicU32::new(0),
+                    leaving_inputs: [const { AtomicU32::new(0) }; Exit::ALL.len()],
                     typical_ns: [const { AtomicU32::new(0) }; SHARES],
                 }
             }; SITES],
@@ -210,21 +224,21 @@ impl Sites {
         account.recent_bytes.store(got_bytes.max(faded_bytes).max(1), Relaxed);
     }
 
-    /// Whether the bytes of this input are expected to leave by a lane. Counts down.
+    /// Whether the bytes of this input are expected to leave by reference. Counts down.
     #[must_use]
-    pub fn leaves_by_lane(&self, site: SiteId) -> bool {
-        let lane_inputs = &self.account(site).lane_inputs;
-        let remaining = lane_inputs.load(Relaxed);
+    pub fn leaves_by(&self, exit: Exit, site: SiteId) -> bool {
+        let inputs = &self.account(site).leaving_inputs[exit as usize];
+        let remaining = inputs.load(Relaxed);
         if remaining > 0 {
-            lane_inputs.store(remaining - 1, Relaxed);
+            inputs.store(remaining - 1, Relaxed);
         }
         remaining > 0
     }
 
-    /// Records that bytes of an input left by a lane.
-    pub fn record_leaving(&self, site: SiteId) {
-        let lane_inputs = &self.account(site).lane_inputs;
-        lane_inputs.store((lane_inputs.load(Relaxed) + LANE_INPUTS_STEP).min(MAX_LANE_INPUTS), Relaxed);
+    /// Records that bytes of an input left, by reference or so that they could have.
+    pub fn record_leaving(&self, exit: Exit, site: SiteId) {
+        let inputs = &self.account(site).leaving_inputs[exit as usize];
+        inputs.store((inputs.load(Relaxed) + LEAVING_INPUTS_STEP).min(MAX_LEAVING_INPUTS), Relaxed);
     }
 
     /// Records the time of a share and returns its running median. The median hides costs of the first
@@ -329,15 +343,15 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_expected_to_leave_by_a_lane_for_a_while() {
+    fn inputs_are_expected_to_leave_by_reference_for_a_while() {
         let sites = Sites::new();
         let site = sites.site(SiteKind::Input, 0x1234, 64 << 10);
-        let likely = || (0..100).filter(|_| sites.leaves_by_lane(site)).count();
-        assert_eq!(likely(), 0);
-        sites.record_leaving(site);
-        assert_eq!(likely(), LANE_INPUTS_STEP as usize);
-        (0..100).for_each(|_| sites.record_leaving(site));
-        assert_eq!(likely(), MAX_LANE_INPUTS as usize);
+        let likely = |exit| (0..100).filter(|_| sites.leaves_by(exit, site)).count();
+        assert_eq!(likely(Exit::Lane), 0);
+        sites.record_leaving(Exit::Lane, site);
+        assert_eq!((likely(Exit::Log), likely(Exit::Lane)), (0, LEAVING_INPUTS_STEP as usize));
+        (0..100).for_each(|_| sites.record_leaving(Exit::Log, site));
+        assert_eq!((likely(Exit::Log), likely(Exit::Lane)), (MAX_LEAVING_INPUTS as usize, 0));
     }
 
     #[test]

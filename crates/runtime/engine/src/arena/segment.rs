@@ -20,6 +20,7 @@ use std::sync::OnceLock;
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, SegmentPages, pages_up};
 use uncopy_core::bounds::NeededPages;
 use uncopy_core::page_map::SiteId;
+use uncopy_core::policy::sites::Exit;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence};
@@ -195,17 +196,18 @@ pub trait SharedDraft: Send {
 /// Allocator of shared memory for `len_bytes` bytes; returns `None` if there is none now.
 pub type SharedAllocator = fn(usize) -> Option<Box<dyn SharedDraft>>;
 
-static SHARED_ALLOCATOR: OnceLock<SharedAllocator> = OnceLock::new();
+static SHARED_ALLOCATORS: [OnceLock<SharedAllocator>; Exit::ALL.len()] =
+    [const { OnceLock::new() }; Exit::ALL.len()];
 
-/// Sets the allocator for inputs whose bytes are likely to go to other processes.
-pub fn set_shared_allocator(allocator: SharedAllocator) {
-    let _ = SHARED_ALLOCATOR.set(allocator);
+/// Sets the allocator for inputs whose bytes are likely to leave by `exit`.
+pub fn set_shared_allocator(exit: Exit, allocator: SharedAllocator) {
+    let _ = SHARED_ALLOCATORS[exit as usize].set(allocator);
 }
 
-/// Takes shared memory for `len_bytes` bytes.
+/// Takes shared memory for `len_bytes` bytes that are likely to leave by `exit`.
 #[must_use]
-pub fn allocate_shared(len_bytes: usize) -> Option<Box<dyn SharedDraft>> {
-    SHARED_ALLOCATOR.get().and_then(|take| take(len_bytes))
+pub fn allocate_shared(exit: Exit, len_bytes: usize) -> Option<Box<dyn SharedDraft>> {
+    SHARED_ALLOCATORS[exit as usize].get().and_then(|take| take(len_bytes))
 }
 
 impl core::fmt::Debug for SharedBytes {

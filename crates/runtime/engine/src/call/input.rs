@@ -22,7 +22,7 @@ use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
 use uncopy_core::plan::{Piece, plan, with_touched};
 use uncopy_core::policy::SiteKind;
-use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
+use uncopy_core::policy::sites::{CLAIM_NS, Exit, INPUT_NS};
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -276,8 +276,9 @@ impl Examined {
         } else {
             let lead_bytes = range.start % PAGE_BYTES;
             let len_bytes = lead_bytes + part.len_bytes;
-            let is_shared = plan == Plan::View && POLICY.sites.leaves_by_lane(account);
-            let shared = if is_shared { allocate_shared(len_bytes) } else { None };
+            let leaves = |exit: &Exit| plan == Plan::View && POLICY.sites.leaves_by(*exit, account);
+            let exit = Exit::ALL.into_iter().find(leaves);
+            let shared = exit.and_then(|exit| allocate_shared(exit, len_bytes));
             let target = shared.map(Target::Shared).or_else(|| Draft::new(len_bytes).ok().map(Target::Draft));
             let Some(target) = target else {
                 counters::add(Counter::Fallbacks, 1);

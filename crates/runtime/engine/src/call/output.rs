@@ -15,7 +15,7 @@ use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::Policy;
 use uncopy_core::plan::Piece;
 use uncopy_core::policy::loans;
-use uncopy_core::policy::sites::WorkPart;
+use uncopy_core::policy::sites::{Exit, WorkPart};
 use uncopy_core::stats::Counter;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::fd::{FdKind, kind};
@@ -280,12 +280,12 @@ impl Output {
         }
     }
 
-    /// Records that the first `sent_bytes` bytes went to another process by reference to shared memory:
-    /// later inputs of the same sites, of `min_bytes` and more, may be received there.
-    pub fn record_lane_send(&self, sent_bytes: usize, min_bytes: usize) {
+    /// Records that the first `sent_bytes` bytes went where shared memory can go by reference: later inputs of the same
+    /// sites, of `min_bytes` and more, may be received there.
+    pub fn record_leaving(&self, exit: Exit, sent_bytes: usize, min_bytes: usize) {
         self.for_each_segment(sent_bytes, |segment, _, len_bytes, _| {
             if len_bytes >= min_bytes {
-                POLICY.sites.record_leaving(segment.site());
+                POLICY.sites.record_leaving(exit, segment.site());
             }
         });
     }

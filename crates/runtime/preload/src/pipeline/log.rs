@@ -17,7 +17,7 @@ pub fn send(op: &Op, call: &dyn Fn(Option<&[Part]>) -> ssize_t, next: &dyn Fn() 
         Some(parts) => files::write(op.fd(), at, parts, &|parts| call(Some(parts)), next),
         None => {
             // The kernel may accept a vector that is not aligned, so the write cannot be logged.
-            files::stop_logging(op.fd());
+            let _outside = files::stop_logging_for(op.fd());
             next()
         }
     }

@@ -294,6 +294,13 @@ pub(crate) fn stack_limit() -> Option<u64> {
     limit(libc::RLIMIT_STACK)
 }
 
+/// The soft limit on the length of files that the process writes, bytes; `None` if there is none.
+#[cfg(not(loom))]
+#[must_use]
+pub fn file_size_limit() -> Option<u64> {
+    limit(libc::RLIMIT_FSIZE)
+}
+
 #[cfg(not(loom))]
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -173,10 +173,8 @@ impl Client<'_> {
                 let _ = self.digest();
             }
         }
-        if !self.waits {
-            // A program that still runs must see the end before its files lose their marks.
-            seqpacket::shut_down(link);
-        }
+        // A program that still runs sees the end of the connection, which follows, and then knows that nobody else
+        // digests its log.
         let waits = self.waits;
         self.end(&is_dead);
         waits

@@ -61,6 +61,9 @@ const MAX_PAUSE: u64 = 12;
 /// Multiple of a pause's length after which it no longer makes the next one longer.
 const LONG_AGO: u64 = 8;
 
+/// Slot of [`Kind::Inherited`] for a descriptor that was a candidate: the parent may log the file in any slot.
+pub const NO_SLOT: usize = 511;
+
 /// Relation of a descriptor's file to the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -72,7 +75,7 @@ pub enum Kind {
     Refused,
     /// The file is logged in this slot.
     Logged(usize),
-    /// The file was logged in this slot by the process that this one was forked from.
+    /// The file was logged in this slot, or may be in any ([`NO_SLOT`]), by the process that this one was forked from.
     Inherited(usize),
     /// The file is not logged, and this error of a sync was not reported to the program yet.
     Failed(i32),

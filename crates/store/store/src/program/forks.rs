@@ -28,6 +28,8 @@ struct Child {
     number: AtomicU64,
     /// ID of the forking thread.
     maker: AtomicU32,
+    /// Whether the child announces, over the lifeline, that it uses a descriptor, before it does.
+    is_careful: AtomicBool,
     /// End of the lifeline that this process watches.
     watched: OwnSlot,
     /// Child's end of the lifeline, while the child is being forked.
@@ -56,14 +58,26 @@ impl Child {
         Self {
             number: AtomicU64::new(0),
             maker: AtomicU32::new(0),
+            is_careful: AtomicBool::new(false),
             watched: OwnSlot::empty(),
             held: OwnSlot::empty(),
         }
     }
 
+    /// Reads the child's messages. Returns whether the child may use descriptors that it has inherited.
+    fn may_use(&self) -> bool {
+        let Ok(_reading) = READING.try_lock() else { return true };
+        self.lives_now() && !self.is_careful.load(Acquire)
+    }
+
     /// Reads the child's messages. Returns whether it may be alive.
     fn lives(&self) -> bool {
         let Ok(_reading) = READING.try_lock() else { return true };
+        self.lives_now()
+    }
+
+    /// Does so under the lock of the messages.
+    fn lives_now(&self) -> bool {
         let number = self.number.load(Acquire);
         let Some(watched) = self.watched.get().filter(|_| number != 0) else { return number != 0 };
         for turn in 0.. {
@@ -91,8 +105,8 @@ pub fn number_before_open() -> Option<u64> {
     (UNDER_WAY.load(Acquire) == 0).then_some(number)
 }
 
-/// Prepares for a fork.
-pub fn prepare() {
+/// Prepares for a fork. `is_careful`: the child announces that it uses a descriptor before it does ([`pass_on`]).
+pub fn prepare(is_careful: bool) {
     UNDER_WAY.fetch_add(1, AcqRel);
     let number = FORKS.fetch_add(1, AcqRel) + 1;
     // Slots of children that have ended become free.
@@ -101,6 +115,7 @@ pub fn prepare() {
     match (CHILDREN.iter().find(is_claimed), Lifeline::make()) {
         (Some(child), Ok(line)) => {
             child.maker.store(thread_id(), Relaxed);
+            child.is_careful.store(is_careful, Release);
             drop(child.held.replace(Some(line.held)));
             drop(child.watched.replace(Some(line.watched)));
         }
@@ -148,18 +163,18 @@ pub fn share() {
     UNWATCHED.fetch_max(count(), AcqRel);
 }
 
-/// Announces that this process passes on a descriptor if that was opened before this process was forked.
+/// Announces that this process uses or passes on a descriptor if that was opened before this process was forked.
 pub fn pass_on(opened_at: u64) {
     if opened_at < BORN_AT.load(Relaxed) && !HAS_ANNOUNCED.swap(true, AcqRel) {
         HELD.iter().filter_map(OwnSlot::get).for_each(|held| lifeline::send_word(held, PASSED_ON));
     }
 }
 
-/// Returns whether another process may have, or get, a descriptor opened after `opened_at` forks.
+/// Returns whether another process may use, or get, a descriptor opened after `opened_at` forks.
 pub fn has_others(opened_at: u64) -> bool {
     let is_later = |child: &&Child| child.number.load(Acquire) > opened_at;
     count() > opened_at
-        && (CHILDREN.iter().filter(is_later).any(Child::lives)
+        && (CHILDREN.iter().filter(is_later).any(Child::may_use)
             || UNWATCHED.load(Acquire).max(LAST_PASSED_ON.load(Acquire)) > opened_at)
 }
 

@@ -1,8 +1,10 @@
 //! Logged files of this process.
 
+pub mod mapped;
+
 use super::descriptors::{self, CountedWrite, Kind};
 use super::session::Session;
-use super::{Synced, answer, count_leave, forks, is_forced, session, touch, trial};
+use super::{Synced, answer, count_leave, forks, inherited_session, is_forced, session, touch, trial};
 use crate::capture::Capture;
 use crate::layout::Identity;
 use crate::lock;
@@ -14,7 +16,9 @@ use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
+use mapped::{MappedFile, MappedWrite};
 use std::sync::{Mutex, MutexGuard};
+use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::file::{self, Status};
@@ -50,7 +54,7 @@ impl Logged {
     }
 }
 
-/// Slot for a logged file. Lock order: `logged`, `capture`.
+/// Slot for a logged file. Lock order: `logged`, `mapped`, `capture`.
 #[derive(Debug)]
 pub struct Tracked {
     /// Number of open descriptors; 0: the slot is free.
@@ -64,8 +68,15 @@ pub struct Tracked {
     write_ns: AtomicU64,
     /// Locked while the file is synced or leaves the log.
     logged: Mutex<Option<Logged>>,
-    /// Locked while the file is written to.
+    /// Locked while the file is written to; in a log beside the page cache.
     capture: Mutex<Capture>,
+    /// Locked while the file is written to; in a mapped log.
+    mapped: Mutex<Option<MappedFile>>,
+    /// Registration of a closed file, which the keeper has to settle before the slot is used again.
+    closing: Mutex<Option<FileId>>,
+    /// Device and inode of the file that is or was in a mapped log.
+    device: AtomicU64,
+    inode: AtomicU64,
 }
 
 static FILES: [Tracked; MAX_FILES] = [const { Tracked::none() }; MAX_FILES];
@@ -100,6 +111,8 @@ pub enum OngoingWrite {
     Counted(CountedWrite),
     /// Write to a logged file, which is captured.
     Logged(LoggedWrite),
+    /// Write to a file in a mapped log: [`mapped::write_mapped`].
+    Mapped(MappedWrite),
 }
 
 /// A write in progress to a logged file.
@@ -121,9 +134,18 @@ pub fn begin_write(fd: ProgramFd) -> OngoingWrite {
                     return OngoingWrite::Counted(counted);
                 }
             }
+            Kind::Inherited(_) if inherited_session().is_some_and(Session::is_mapped) => {
+                mapped::settle_inherited(fd);
+                return OngoingWrite::Plain;
+            }
             Kind::Inherited(slot) => {
                 touch(slot, 0);
                 return OngoingWrite::Plain;
+            }
+            Kind::Logged(slot) if session().is_some_and(Session::is_mapped) => {
+                if let Some(write) = mapped::begin_write(fd, slot) {
+                    return OngoingWrite::Mapped(write);
+                }
             }
             Kind::Logged(slot) => {
                 let file = file_at(slot);
@@ -181,6 +203,10 @@ impl Tracked {
             write_ns: AtomicU64::new(0),
             logged: Mutex::new(None),
             capture: Mutex::new(Capture::NONE),
+            mapped: Mutex::new(None),
+            closing: Mutex::new(None),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
         }
     }
 
@@ -224,6 +250,9 @@ impl Tracked {
 
     /// Syncs the file; `None`: it is not logged any more.
     pub fn sync(&self, fd: ProgramFd, real: &impl Fn() -> c_int) -> Option<Synced> {
+        if session().is_some_and(Session::is_mapped) {
+            return self.sync_in_log(fd).or_else(|| self.leave_by_mapped_sync(fd, real));
+        }
         let plain = |result| Some(Synced::plain(result));
         let begun_ns = clock::now_ns();
         let mut inner = self.lock();
@@ -242,7 +271,8 @@ impl Tracked {
         };
         let is_lost =
             |state: &FileSlot| state.flags.load(Acquire) & (UNRELIABLE | TOUCHED) != 0 || session.has_ended();
-        if !logged.is_same(&status) || session.log.is_broken() || is_lost(state) {
+        let is_broken = session.beside().is_none_or(crate::log::Log::is_broken);
+        if !logged.is_same(&status) || is_broken || is_lost(state) {
             return plain(self.leave_by_sync(fd, inner, real));
         }
         if state.flags.load(Acquire) & FAILED != 0 {
@@ -343,9 +373,13 @@ impl Tracked {
     /// Takes the file out of the log. `again`: it may be logged again later.
     pub fn stop_logging(&self, fd: ProgramFd, again: bool) {
         let mut inner = self.lock();
-        if descriptors::kind(fd) == Kind::Logged(self.slot())
-            && let Err(errno) = self.leave_under(fd, &mut inner, again)
-        {
+        if descriptors::kind(fd) != Kind::Logged(self.slot()) {
+            return;
+        }
+        if session().is_some_and(Session::is_mapped) {
+            // After an error the file is still in the log, and the program's next write or sync fails.
+            let _ = self.leave_mapped(fd, &mut inner, again);
+        } else if let Err(errno) = self.leave_under(fd, &mut inner, again) {
             descriptors::set(fd, Kind::Failed(errno.0));
         }
     }
@@ -421,10 +455,12 @@ impl Tracked {
             self.descriptors.fetch_sub(1, AcqRel);
             return descriptors::set(fd, Kind::Unknown);
         }
+        self.close_mapped();
         // Closing the file says nothing about whether its trial has failed.
         note_left(inner.take().map(|logged| Logged { is_due: false, ..logged }));
         self.end(slot, Kind::Unknown);
-        if session().is_none_or(|session| session.request(&[CLOSED, slot as u64]).is_err()) {
+        let is_told = session().is_some_and(|session| session.request(&[CLOSED, slot as u64]).is_ok());
+        if !is_told && !session().is_some_and(Session::is_mapped) {
             // Without a keeper nobody else removes the mark. The program did not ask for this sync's error.
             let _ = self.sync_and_unmark(fd);
             file_lock::release_lease(fd);
@@ -455,13 +491,14 @@ fn sync_by_file_system(state: &FileSlot, real: &impl Fn() -> c_int) -> c_int {
 
 /// Appends the captured writes to the log and flushes it. Returns false if the log is full.
 fn log(session: &Session, file: &Identity, written: &mut Capture) -> Result<bool, Errno> {
-    let mut append = || session.log.append(clock::wall_ns(), file, written);
+    let log = session.beside().ok_or(Errno::EINVAL)?;
+    let mut append = || log.append(clock::wall_ns(), file, written);
     let mut sequence = append()?;
     if sequence.is_none() {
         session.request(&[MAKE_ROOM])?;
         sequence = append()?;
     }
     let Some(sequence) = sequence else { return Ok(false) };
-    session.log.flush(sequence)?;
+    log.flush(sequence)?;
     Ok(true)
 }

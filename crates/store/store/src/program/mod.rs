@@ -8,14 +8,22 @@
 //! Leaving the log takes three steps: sync the file, remove its mark, make the removal durable. The program
 //! continues only after the third. Callers preserve `errno` and defer the program's signal handlers.
 
+pub mod chunk_pool;
 pub mod descriptors;
 mod forks;
 mod logged;
+mod mapped_log;
+mod paths;
 mod session;
 mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
+pub use logged::mapped::{
+    Appended, MappedSize, MappedWrite, has_mapped_files, is_append_hidden, mapped_departures, mapped_size,
+    seek, settle_inherited, write_mapped,
+};
 pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
+pub use paths::{removed, renamed, stop_logging_at};
 
 use crate::mark;
 use crate::messages::{ADOPT, ADOPTED};
@@ -26,6 +34,7 @@ use core::sync::atomic::{
     Ordering::Release,
 };
 use descriptors::Kind;
+use logged::mapped::EnteringFile;
 use logged::{Logged, file_at};
 use session::{NoSession, Session};
 use std::ffi::CString;
@@ -129,11 +138,23 @@ pub unsafe fn max_hold_ms(directory: ProgramFd, path: *const core::ffi::c_char) 
     }
 }
 
+/// Takes memory in the mapped log that records can refer to; `None`: there is no such log, or no room now.
+#[must_use]
+pub fn alloc_chunk(len_bytes: usize) -> Option<chunk_pool::ChunkRun> {
+    session()?.mapped()?.alloc(len_bytes)
+}
+
 /// Returns whether a descriptor needs any handling.
 #[inline]
 #[must_use]
 pub fn is_tracked(fd: ProgramFd) -> bool {
     is_on() && descriptors::kind(fd) != Kind::Unknown
+}
+
+/// Returns whether the process that this one was forked from logged a descriptor's file.
+#[must_use]
+pub fn is_inherited(fd: ProgramFd) -> bool {
+    matches!(descriptors::kind(fd), Kind::Inherited(_))
 }
 
 /// Returns whether a descriptor's file is logged, by this process or by the one that it was forked from.
@@ -153,6 +174,11 @@ fn globs() -> &'static [CString] {
 fn is_named(path: &[u8]) -> bool {
     let Ok(path) = CString::new(path) else { return false };
     globs().is_empty() || globs().iter().any(|glob| file::matches(glob, &path))
+}
+
+fn inherited_session() -> Option<&'static Session> {
+    // SAFETY: the pointer is null or comes from `Box::leak`; sessions are never freed.
+    unsafe { INHERITED.load(Acquire).as_ref() }
 }
 
 fn session() -> Option<&'static Session> {
@@ -246,6 +272,14 @@ impl Synced {
     }
 }
 
+/// Syncs a file in a mapped log without a system call; `None`: [`sync`] has to be called.
+#[must_use]
+pub fn sync_mapped(fd: ProgramFd) -> Option<Synced> {
+    let Kind::Logged(slot) = descriptors::kind(fd) else { return None };
+    session()?.mapped()?;
+    file_at(slot).sync_in_log(fd)
+}
+
 /// Syncs a file for the program: by the log, or by calling `real`.
 pub fn sync(fd: ProgramFd, real: impl Fn() -> c_int) -> Synced {
     let plain = |result| Some(Synced::plain(result));
@@ -258,6 +292,10 @@ pub fn sync(fd: ProgramFd, real: impl Fn() -> c_int) -> Synced {
                 plain(-1)
             }
             Kind::Candidate => plain(sync_candidate(fd, &real)),
+            Kind::Inherited(_) if inherited_session().is_some_and(Session::is_mapped) => {
+                settle_inherited(fd);
+                plain(real())
+            }
             Kind::Inherited(slot) => {
                 touch(slot, SYNCING);
                 let result = real();
@@ -333,16 +371,20 @@ fn adopt(fd: ProgramFd) -> Option<Result<(), Errno>> {
     if descriptors::is_paused(fd, now_ms) {
         return None;
     }
-    let Some((status, identity)) = eligible_file(fd) else {
+    let session = find_session()?;
+    let Some((status, identity)) = eligible_file(session, fd) else {
         descriptors::pause(fd, now_ms);
         return None;
     };
-    let session = find_session()?;
     // `TOUCHED` may be left over from a child that wrote to an earlier file of this slot.
     let has_room = |slot: &usize| session.slot(*slot).flags.load(Acquire) & !TOUCHED == 0;
     let slot = (0..MAX_FILES).find(|slot| has_room(slot) && file_at(*slot).is_free())?;
     let tracked = file_at(slot);
     let mut inner = tracked.lock();
+    let entering = match session.mapped() {
+        Some(log) => Some(tracked.enter_mapped(log, fd, session.slot(slot), &status, &identity)?),
+        None => None,
+    };
     tracked.begin(file::flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0));
     if !descriptors::adopt(fd, slot, forks::has_others) {
         tracked.end(slot, Kind::Candidate);
@@ -350,26 +392,41 @@ fn adopt(fd: ProgramFd) -> Option<Result<(), Errno>> {
         return None;
     }
     session.slot(slot).flags.store(HELD, Release);
-    match session.request_with_file(&[ADOPT, slot as u64], Some(fd)) {
+    let registration = entering.as_ref().map_or([0; 2], EnteringFile::words);
+    match session.request_with_file(&[ADOPT, slot as u64, registration[0], registration[1]], Some(fd)) {
         Ok([ADOPTED, error, ..]) => {
             *inner = Some(Logged::new(status, identity));
+            if let Some(mut entering) = entering {
+                entering.finish(fd, session.slot(slot));
+                drop(entering);
+                // A child that has announced its use meanwhile may not have found the keeper's lease.
+                if forks::has_others(descriptors::opened_at(fd)) {
+                    let left = tracked.leave_mapped(fd, &mut inner, true);
+                    descriptors::pause(fd, now_ms);
+                    return left.err().map(Err);
+                }
+            }
             Some(if error == 0 { Ok(()) } else { Err(Errno(error as i32)) })
         }
         _ => {
             // Another process has the file, or the path has changed; both may be temporary.
             tracked.end(slot, Kind::Candidate);
             descriptors::pause(fd, now_ms);
-            session.slot(slot).flags.store(0, Release);
+            session.slot(slot).clear();
             None
         }
     }
 }
 
 /// Returns the status and identity of a file that can be logged.
-fn eligible_file(fd: ProgramFd) -> Option<(file::Status, crate::layout::Identity)> {
+fn eligible_file(session: &Session, fd: ProgramFd) -> Option<(file::Status, crate::layout::Identity)> {
     let status = file::status(fd).ok().filter(|status| status.is_regular() && status.links == 1)?;
     let flags = file::flags(fd).ok()?;
-    let is_eligible = flags & (libc::O_DIRECT | libc::O_DSYNC) == 0 && mark::supports_logging(fd);
+    let is_eligible = flags & (libc::O_DIRECT | libc::O_DSYNC) == 0
+        && match session.mapped() {
+            Some(log) => logged::mapped::is_eligible(log, fd, flags, &status),
+            None => mark::supports_logging(fd),
+        };
     let identity = mark::identity(fd, &status).filter(|identity| is_named(&identity.path))?;
     is_eligible.then_some((status, identity))
 }
@@ -385,15 +442,13 @@ fn count_leave(syncs: u64) {
 /// Tells the parent and its keeper that this process may write to the file, and sets `flags`. Returns the flags
 /// before that, with `flags`.
 fn touch(slot: usize, flags: u32) -> u32 {
-    // SAFETY: the pointer is null or comes from `Box::leak`; sessions are never freed.
-    let inherited = unsafe { INHERITED.load(Acquire).as_ref() };
-    inherited.map_or(0, |session| session.slot(slot).flags.fetch_or(TOUCHED | flags, AcqRel)) | flags
+    inherited_session().map_or(0, |session| session.slot(slot).flags.fetch_or(TOUCHED | flags, AcqRel))
+        | flags
 }
 
 /// Clears flags that [`touch`] has set.
 fn release(slot: usize, flags: u32) {
-    // SAFETY: the pointer is null or comes from `Box::leak`; sessions are never freed.
-    if let Some(session) = unsafe { INHERITED.load(Acquire).as_ref() } {
+    if let Some(session) = inherited_session() {
         session.slot(slot).flags.fetch_and(!flags, AcqRel);
     }
 }
@@ -402,6 +457,7 @@ fn release(slot: usize, flags: u32) {
 pub fn stop_logging(fd: ProgramFd, again: bool) {
     match descriptors::kind(fd) {
         Kind::Logged(slot) => file_at(slot).stop_logging(fd, again),
+        Kind::Inherited(_) if inherited_session().is_some_and(Session::is_mapped) => settle_inherited(fd),
         Kind::Inherited(slot) => {
             let has_failed = touch(slot, 0) & FAILED != 0;
             if !again && !has_failed && mark::sync_and_remove(fd).is_ok() {
@@ -470,25 +526,6 @@ pub fn disable() {
     IS_ON.store(false, Release);
 }
 
-/// Prepares for renaming or unlinking `path`: the file there leaves the log, and its records, which have the
-/// old path, are retired.
-///
-/// # Safety
-/// `path` points to a NUL-terminated string, or to memory that the kernel refuses to read (EFAULT).
-pub unsafe fn renamed(directory: ProgramFd, path: *const core::ffi::c_char) {
-    // SAFETY: the caller passes a path that is NUL-terminated or that the kernel refuses to read.
-    let Ok(inode) = (unsafe { file::inode_at(directory, path) }) else { return };
-    for fd in descriptors::known() {
-        let is_it = || file::status(fd).is_ok_and(|status| (status.device, status.inode) == inode);
-        if matches!(descriptors::kind(fd), Kind::Logged(_)) && is_it() {
-            stop_logging(fd, true);
-        }
-    }
-    if let Some(session) = session() {
-        session.wait_until_retired(inode);
-    }
-}
-
 /// Notes that a descriptor was duplicated.
 pub fn duplicated(from: ProgramFd, to: ProgramFd) {
     match descriptors::kind(from) {
@@ -519,7 +556,8 @@ pub fn closed(fd: ProgramFd) {
 
 /// Prepares for a fork: the child may write to all open files.
 pub fn before_fork() {
-    forks::prepare();
+    // Children of a process with a mapped log ask before they use a descriptor: `settle_inherited`.
+    forks::prepare(session().is_some_and(Session::is_mapped));
     for fd in descriptors::known() {
         match descriptors::kind(fd) {
             Kind::Candidate => descriptors::note_forked(fd),
@@ -536,9 +574,12 @@ pub fn after_fork() {
 
 /// Begins a forked child, which logs none of its parent's files.
 pub fn in_child() {
+    let is_mapped = session().is_some_and(Session::is_mapped);
     for fd in descriptors::known() {
         match descriptors::kind(fd) {
             Kind::Logged(slot) => descriptors::set(fd, Kind::Inherited(slot)),
+            // The parent may log the file later.
+            Kind::Candidate if is_mapped => descriptors::set(fd, Kind::Inherited(descriptors::NO_SLOT)),
             Kind::Candidate => descriptors::set(fd, Kind::Refused),
             // A file of the grandparent: the child has no session for it.
             Kind::Inherited(_) => stop_logging(fd, false),
@@ -567,6 +608,7 @@ pub fn before_exec(is_owner: bool) {
     for fd in descriptors::known() {
         let stays_open = fd::closes_on_exec(fd) == Some(false);
         match descriptors::kind(fd) {
+            Kind::Logged(_) if stays_open && !is_owner && has_mapped_files() => stop_logging(fd, false),
             Kind::Logged(slot) if stays_open && !is_owner => {
                 if let Some(session) = session() {
                     session.slot(slot).flags.fetch_or(TOUCHED, AcqRel);

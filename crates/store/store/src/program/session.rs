@@ -1,10 +1,13 @@
 //! The program's side of its connection to the keeper.
 
+use super::mapped_log::MappedLog;
 use crate::device::LogFile;
 use crate::layout::{RING_OFFSET, Superblock};
 use crate::lock;
 use crate::log::Log;
-use crate::messages::{BYE, HALF_FULL, HELLO, LOG, MAKE_ROOM, PROTOCOL, UNAVAILABLE, WELCOME};
+use crate::messages::{
+    BYE, HALF_FULL, HELLO, LOG, MAKE_ROOM, PROTOCOL, UNAVAILABLE, WELCOME, WELCOME_MAPPED,
+};
 use crate::state::{FileSlot, SLOTS_OFFSET, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -34,14 +37,22 @@ pub struct Session {
     /// State that program and keeper share; it lies in `memory`.
     pub state: &'static State,
     memory: JointMemory,
-    /// The log, open for appending.
-    pub log: Log<'static, LogFile>,
+    log: SessionLog,
     asking: Mutex<()>,
     /// Inodes of files that left the log (device, number), each with the log's head behind its last record.
     departed: Mutex<Vec<((u64, u64), u64)>>,
     has_ended: AtomicBool,
     /// Tail of the log when the keeper was last told that the log is half full.
     reported_tail: AtomicU64,
+}
+
+/// The log of a session, open for appending.
+#[derive(Debug)]
+enum SessionLog {
+    /// A log beside the page cache.
+    Beside(Log<'static, LogFile>),
+    /// A mapped log that has the only copy.
+    Mapped(MappedLog),
 }
 
 /// Reason why there is no session.
@@ -77,18 +88,35 @@ fn receive(link: OwnRef) -> Result<(Words, Option<OwnFd>), Errno> {
     }
 }
 
-/// Receives a message with a descriptor, which is moved to a high number, and the first word `first`.
-fn receive_with(link: OwnRef, first: u64) -> Result<(Words, OwnFd), NoSession> {
+/// Receives a message with a descriptor, which is moved to a high number, and a first word that is one of `first`.
+fn receive_with(link: OwnRef, first: &[u64]) -> Result<(Words, OwnFd), NoSession> {
     let (words, message) = receive(link).map_err(NoSession::Never)?;
     let Some(message) = message else {
         let is_later = words[0] == UNAVAILABLE && words[1] == 0;
         return Err(if is_later { NoSession::Later } else { NoSession::Never(Errno(words[1] as i32)) });
     };
     match duplicate_high(&message) {
-        Some(fd) if words[0] == first => Ok((words, fd)),
+        Some(fd) if first.contains(&words[0]) => Ok((words, fd)),
         Some(_) => Err(NoSession::Never(Errno(libc::EPROTO))),
         None => Err(NoSession::Never(Errno(libc::EMFILE))),
     }
+}
+
+/// Attaches to a log beside the page cache, which [`WELCOME`] describes.
+fn attach_beside(
+    log_fd: &OwnFd,
+    welcome: &Words,
+    state: &'static State,
+) -> Result<Log<'static, LogFile>, Errno> {
+    let [_, log, epoch, len_bytes, granule_bytes, machine, ..] = *welcome;
+    let granule_bytes = granule_bytes as u32;
+    let is_possible = (512..=4096).contains(&granule_bytes) && granule_bytes.is_power_of_two();
+    if !is_possible || len_bytes <= RING_OFFSET {
+        return Err(Errno(libc::EPROTO));
+    }
+    let superblock = Superblock { log, len_bytes, granule_bytes, machine };
+    let device = LogFile { fd: log_fd.reference(), granule_bytes: granule_bytes as usize };
+    Log::attach(device, superblock, epoch, state)
 }
 
 impl Session {
@@ -98,21 +126,19 @@ impl Session {
     /// The reason why there is none.
     pub fn begin(link: OwnRef) -> Result<Self, NoSession> {
         seqpacket::send(link, &[HELLO, PROTOCOL]).map_err(NoSession::Never)?;
-        let (words, state_fd) = receive_with(link, WELCOME)?;
+        let (words, state_fd) = receive_with(link, &[WELCOME, WELCOME_MAPPED])?;
         let joint = JointMemory::map(&state_fd, STATE_BYTES).map_err(NoSession::Never)?;
         drop(state_fd);
         // SAFETY: all fields are atomics, for which any bytes are valid; the mapping is never unmapped.
         let state: &'static State = unsafe { joint.as_ref() };
-        let [_, log, epoch, len_bytes, granule_bytes, machine, ..] = words;
-        let granule_bytes = granule_bytes as u32;
-        let is_possible = (512..=4096).contains(&granule_bytes) && granule_bytes.is_power_of_two();
-        if !is_possible || len_bytes <= RING_OFFSET {
-            return Err(NoSession::Never(Errno(libc::EPROTO)));
-        }
-        let (_, log_fd) = receive_with(link, LOG)?;
-        let superblock = Superblock { log, len_bytes, granule_bytes, machine };
-        let device = LogFile { fd: log_fd.reference(), granule_bytes: granule_bytes as usize };
-        let log = Log::attach(device, superblock, epoch, state).map_err(NoSession::Never)?;
+        let (_, log_fd) = receive_with(link, &[LOG])?;
+        let log = match words {
+            [WELCOME_MAPPED, _, len_bytes, is_persistent, ..] => {
+                MappedLog::attach(log_fd.reference(), len_bytes, is_persistent != 0).map(SessionLog::Mapped)
+            }
+            words => attach_beside(&log_fd, &words, state).map(SessionLog::Beside),
+        };
+        let log = log.map_err(NoSession::Never)?;
         let log_file = OwnSlot::empty();
         drop(log_file.replace(Some(log_fd)));
         Ok(Self {
@@ -132,6 +158,42 @@ impl Session {
     #[must_use]
     pub const fn log_file(&self) -> &OwnSlot {
         &self.log_file
+    }
+
+    /// Returns the connection to the keeper.
+    #[must_use]
+    pub const fn link(&self) -> OwnRef {
+        self.link
+    }
+
+    /// Returns the log if it lies beside the page cache.
+    #[must_use]
+    pub const fn beside(&self) -> Option<&Log<'static, LogFile>> {
+        if let SessionLog::Beside(log) = &self.log { Some(log) } else { None }
+    }
+
+    /// Returns the log if it is mapped.
+    #[must_use]
+    pub const fn mapped(&self) -> Option<&MappedLog> {
+        if let SessionLog::Mapped(log) = &self.log { Some(log) } else { None }
+    }
+
+    /// Whether the log is mapped.
+    #[must_use]
+    pub const fn is_mapped(&self) -> bool {
+        self.mapped().is_some()
+    }
+
+    /// Whether the keeper's end of the connection is open. This makes a system call.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        seqpacket::is_open(self.link)
+    }
+
+    /// Whether the session is known to have ended.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.has_ended.load(Acquire)
     }
 
     /// Returns whether the keeper has ended. This makes a system call.
@@ -180,6 +242,10 @@ impl Session {
         let _asking = lock(&self.asking);
         self.end();
         drop(self.log_file.take());
+        if let Some(log) = self.mapped() {
+            // If there is no memory for that, the process keeps a mapping of its own log.
+            let _ = log.detach();
+        }
         self.memory.detach();
     }
 
@@ -223,9 +289,11 @@ impl Session {
 
     /// Tells the keeper that the log is half full, once until its tail moves.
     pub fn tell_if_half_full(&self) {
-        let tail = self.state.tail();
-        if self.log.used_bytes() > self.log.ring_bytes() / 2 && self.reported_tail.swap(tail, Relaxed) != tail
-        {
+        let (used_bytes, ring_bytes, tail) = match &self.log {
+            SessionLog::Beside(log) => (log.used_bytes(), log.ring_bytes(), self.state.tail()),
+            SessionLog::Mapped(log) => log.fill_level(),
+        };
+        if used_bytes > ring_bytes / 2 && self.reported_tail.swap(tail, Relaxed) != tail {
             // Without this message the keeper syncs the files within a second anyway.
             if let Ok(_asking) = self.asking.try_lock()
                 && !self.has_ended.load(Acquire)

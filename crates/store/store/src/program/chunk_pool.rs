@@ -1,0 +1,204 @@
+//! Memory behind a mapped log in which the program's input may be received, so that records can refer to it.
+//!
+//! ```text
+//! alloc ──► filled by an input ──► bytes do not change ──► no view and no record ──► free
+//!              references = views of the engine (one owner) + records that are not retired
+//! ```
+
+use std::collections::BTreeMap;
+use uncopy_core::addr::{ArenaPages, PAGE_BYTES, pages_up};
+use uncopy_core::extents::Extents;
+use uncopy_mapped::chunks::Pins;
+use uncopy_mapped::layout::Lsn;
+use uncopy_mapped::record::Reference;
+use uncopy_sys::guarded::Guarded;
+use uncopy_sys::iovec::Part;
+
+/// Minimum length of bytes that a record refers to. Below, a copy costs less than the extent and the pin.
+pub const MIN_REFERENCE_BYTES: usize = 4096;
+
+/// Pages of a run, and the number of its references.
+#[derive(Debug)]
+struct Held {
+    pages: ArenaPages,
+    references: u32,
+}
+
+#[derive(Debug)]
+struct Inner {
+    free: Extents,
+    runs: BTreeMap<u32, Held>,
+    pins: Pins,
+    is_closed: bool,
+}
+
+impl Inner {
+    fn release(&mut self, start: u32) {
+        let Some(held) = self.runs.get_mut(&start) else { return };
+        held.references -= 1;
+        if held.references == 0 {
+            let pages = held.pages;
+            self.runs.remove(&start);
+            if !self.is_closed {
+                self.free.insert(pages);
+            }
+        }
+    }
+
+    /// Returns the first page of the run that a page belongs to.
+    fn run_of(&self, page: u32) -> Option<u32> {
+        let (start, held) = self.runs.range(..=page).next_back()?;
+        (page < held.pages.end).then_some(*start)
+    }
+}
+
+/// Memory behind a mapped log: chunk 0 of its records.
+pub struct ChunkPool {
+    base: usize,
+    len_bytes: usize,
+    inner: Guarded<Inner>,
+}
+
+/// A run of pages of the pool, which its owner fills once.
+#[derive(Debug)]
+pub struct ChunkRun {
+    pool: &'static ChunkPool,
+    start: u32,
+}
+
+impl ChunkRun {
+    /// Returns the address of the first byte.
+    #[must_use]
+    pub const fn address(&self) -> usize {
+        self.pool.base + self.start as usize * PAGE_BYTES
+    }
+
+    /// Gives back the pages behind the first `len_bytes` bytes. No record refers to the run yet.
+    pub fn shorten(&mut self, len_bytes: usize) {
+        let inner = &mut *self.pool.inner.lock();
+        if let Some(held) = inner.runs.get_mut(&self.start) {
+            let end = (self.start + pages_up(len_bytes).max(1)).min(held.pages.end);
+            let rest = ArenaPages::new(end, held.pages.end);
+            held.pages = ArenaPages::new(self.start, end);
+            if !inner.is_closed {
+                inner.free.insert(rest);
+            }
+        }
+    }
+}
+
+impl core::fmt::Debug for ChunkPool {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("ChunkPool").field("base", &self.base).field("len_bytes", &self.len_bytes).finish()
+    }
+}
+
+impl Drop for ChunkRun {
+    fn drop(&mut self) {
+        self.pool.inner.lock().release(self.start);
+    }
+}
+
+impl ChunkPool {
+    /// Returns a pool of `len_bytes` bytes (whole pages) at `base`, all free.
+    #[must_use]
+    pub fn new(base: usize, len_bytes: usize) -> Self {
+        let mut free = Extents::new();
+        free.insert(ArenaPages::new(0, u32::try_from(len_bytes / PAGE_BYTES).unwrap_or(u32::MAX)));
+        let inner = Inner { free, runs: BTreeMap::new(), pins: Pins::new(), is_closed: false };
+        Self { base, len_bytes, inner: Guarded::new(inner) }
+    }
+
+    /// Takes a run of at least `len_bytes` bytes; `None`: there is no room now.
+    #[must_use]
+    pub fn alloc(&'static self, len_bytes: usize) -> Option<ChunkRun> {
+        let wanted = pages_up(len_bytes).max(1);
+        let inner = &mut *self.inner.lock();
+        let pages = inner.free.take(wanted)?;
+        inner.runs.insert(pages.start, Held { pages, references: 1 });
+        Some(ChunkRun { pool: self, start: pages.start })
+    }
+
+    /// Returns how a record refers to bytes; `None`: they do not lie in the pool, or are too few.
+    #[must_use]
+    pub fn reference(&self, part: Part) -> Option<Reference> {
+        let at = part.address.checked_sub(self.base)?;
+        let is_within = at.checked_add(part.len_bytes).is_some_and(|end| end <= self.len_bytes);
+        let len_bytes = u32::try_from(part.len_bytes).ok()?;
+        (is_within && part.len_bytes >= MIN_REFERENCE_BYTES).then_some(Reference {
+            chunk: 0,
+            at: at as u64,
+            len_bytes,
+        })
+    }
+
+    /// Keeps the bytes of references until the record that ends at `end` is retired. Records come in order.
+    pub fn pin(&self, end: Lsn, references: impl Iterator<Item = Reference>) {
+        let inner = &mut *self.inner.lock();
+        for reference in references {
+            let run = inner.run_of((reference.at / PAGE_BYTES as u64) as u32);
+            if let Some(held) = run.and_then(|start| inner.runs.get_mut(&start)) {
+                held.references += 1;
+                inner.pins.pin(end, [reference]);
+            }
+        }
+    }
+
+    /// Releases the references of records before `tail`, which are retired.
+    pub fn retire(&self, tail: Lsn) {
+        let inner = &mut *self.inner.lock();
+        while let Some(reference) = inner.pins.release(tail) {
+            if let Some(start) = inner.run_of((reference.at / PAGE_BYTES as u64) as u32) {
+                inner.release(start);
+            }
+        }
+    }
+
+    /// Returns the length of the pool, bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Takes no more runs from here on. Returns the runs in use: offset and length, bytes.
+    pub fn close(&self) -> Vec<(usize, usize)> {
+        let inner = &mut *self.inner.lock();
+        inner.free = Extents::new();
+        inner.is_closed = true;
+        let runs = inner.runs.values();
+        runs.map(|held| (held.pages.start as usize * PAGE_BYTES, held.pages.len_bytes())).collect()
+    }
+
+    /// Returns the number of bytes that records refer to.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.inner.lock().pins.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_reused_once_neither_its_owner_nor_a_record_has_it() {
+        let pool: &'static ChunkPool = Box::leak(Box::new(ChunkPool::new(1 << 20, 4 * PAGE_BYTES)));
+        let mut run = pool.alloc(3 * PAGE_BYTES).expect("room");
+        assert!(pool.alloc(2 * PAGE_BYTES).is_none());
+        run.shorten(2 * PAGE_BYTES);
+        let part = Part { address: run.address() + PAGE_BYTES, len_bytes: PAGE_BYTES };
+        let reference = pool.reference(part).expect("in the pool");
+        assert_eq!((reference.at, reference.len_bytes), (PAGE_BYTES as u64, PAGE_BYTES as u32));
+        assert!(pool.reference(Part { address: (1 << 20) - 1, len_bytes: PAGE_BYTES }).is_none());
+        assert!(pool.reference(Part { address: 1 << 20, len_bytes: 5 * PAGE_BYTES }).is_none());
+        pool.pin(Lsn(64), [reference, reference].into_iter());
+        assert_eq!(pool.pinned_bytes(), 2 * PAGE_BYTES as u64);
+        drop(run);
+        assert!(pool.alloc(3 * PAGE_BYTES).is_none());
+        pool.retire(Lsn(63));
+        assert!(pool.alloc(3 * PAGE_BYTES).is_none());
+        pool.retire(Lsn(64));
+        assert_eq!(pool.pinned_bytes(), 0);
+        assert!(pool.alloc(4 * PAGE_BYTES).is_some());
+    }
+}

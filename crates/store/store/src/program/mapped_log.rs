@@ -1,0 +1,256 @@
+//! The log of this process if it is mapped and has the only copy of what is written.
+//!
+//! Each append is committed at once, so that a sync has nothing left to do, and the keeper may digest every record
+//! that it sees committed.
+
+use super::chunk_pool::{ChunkPool, ChunkRun};
+use crate::layout::Identity;
+use crate::lock;
+use crate::log_files::boot;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::Mutex;
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_mapped::digest::Digester;
+use uncopy_mapped::layout::Lsn;
+use uncopy_mapped::log::Log;
+use uncopy_mapped::mapping::{Flushing, Mapping};
+use uncopy_mapped::memory::Persistent as _;
+use uncopy_mapped::parts::{AppendError, Part};
+use uncopy_mapped::reader::Reader;
+use uncopy_mapped::recovery::Recovery;
+use uncopy_mapped::table::{self, FileId};
+use uncopy_sys::descriptor::OwnRef;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::mem::FileMapping;
+use uncopy_sys::{clock, file, mem};
+
+/// Memory of the log that is mapped ahead, bytes.
+const MAPPED_AHEAD_BYTES: usize = 1 << 20;
+/// Interval at which a program that appends looks whether its keeper lives, milliseconds.
+const LOOK_MS: u64 = 100;
+
+/// A mapped log, open for appending.
+#[derive(Debug)]
+pub struct MappedLog {
+    memory: FileMapping,
+    file: OwnRef,
+    is_persistent: bool,
+    log: Mutex<Log<Mapping>>,
+    /// Chunk 0, the memory behind the log; empty if the file ends with the log.
+    chunks: Vec<Mapping>,
+    pool: ChunkPool,
+    /// End of the log's memory, bytes from its beginning, whose pages are mapped.
+    mapped_bytes: AtomicUsize,
+    /// Time of the last look at the keeper, ms.
+    looked_ms: AtomicU64,
+}
+
+/// Returns a range of the file's memory.
+fn mapping(memory: &FileMapping, range: Range<usize>, is_persistent: bool) -> Result<Mapping, Errno> {
+    let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
+    let base = (memory.address() + range.start) as *mut u8;
+    // SAFETY: the range is within the file, which is mapped writable until `FileMapping::detach`, after which no file is
+    // in the log. This process uses the memory of the log through values of this type only. Records are streamed into
+    // room that no other thread accesses: the log's lock is held, and a digester reads committed records, which follow
+    // a fence. Chunks are only flushed through this type, and read by a digester once a record refers to them.
+    let mapping = unsafe { Mapping::new(base, range.len(), flushing) };
+    mapping.ok_or(Errno::EINVAL)
+}
+
+/// The log and the chunks in a file.
+fn split(memory: &FileMapping, is_persistent: bool) -> Result<(Recovery<Mapping>, Vec<Mapping>), Errno> {
+    let proto = Errno(libc::EPROTO);
+    let all = 0..memory.len_bytes();
+    let reader = Reader::open(mapping(memory, all.clone(), is_persistent)?).map_err(|_| proto)?;
+    let log_bytes = usize::try_from(reader.superblock().len_bytes).map_err(|_| proto)?;
+    let chunks = log_bytes.next_multiple_of(PAGE_BYTES)..all.end;
+    let chunks = if chunks.is_empty() { Vec::new() } else { vec![mapping(memory, chunks, is_persistent)?] };
+    let log = mapping(memory, 0..log_bytes, is_persistent)?;
+    Ok((Recovery::open(log, &chunks[..], boot()).map_err(|_| proto)?, chunks))
+}
+
+impl MappedLog {
+    /// Maps an empty log and makes this process its writer.
+    ///
+    /// # Errors
+    /// EPROTO if the file is no empty log of `len_bytes`; an error of mapping it.
+    pub fn attach(file: OwnRef, len_bytes: u64, is_persistent: bool) -> Result<Self, Errno> {
+        let is_whole = file::status(file).is_ok_and(|status| status.len_bytes >= len_bytes);
+        if !is_whole {
+            return Err(Errno(libc::EPROTO));
+        }
+        let memory = FileMapping::new(file, len_bytes as usize, is_persistent)?;
+        let attached = split(&memory, is_persistent).and_then(|(recovery, chunks)| {
+            let empty = recovery.finish().map_err(|_| Errno(libc::EPROTO))?;
+            Ok((Log::attach(empty, boot(), u64::from(std::process::id())), chunks))
+        });
+        let (log, chunks) = attached.inspect_err(|_| {
+            let _ = memory.detach(core::iter::empty());
+        })?;
+        let pool_bytes = chunks.first().map_or(0, Mapping::len_bytes);
+        let pool = ChunkPool::new(memory.address() + memory.len_bytes() - pool_bytes, pool_bytes);
+        let (mapped_bytes, looked_ms) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Ok(Self { memory, file, is_persistent, log: Mutex::new(log), chunks, pool, mapped_bytes, looked_ms })
+    }
+
+    /// Whether the log survives power loss.
+    #[must_use]
+    pub const fn is_persistent(&self) -> bool {
+        self.is_persistent
+    }
+
+    /// Registers a file; `None`: the table of files is full, or the path too long.
+    #[must_use]
+    pub fn register(&self, identity: &Identity) -> Option<FileId> {
+        let Identity { device, inode, generation, path } = identity.clone();
+        let identity = table::Identity { device, inode, generation, path };
+        if !self.is_whole() {
+            return None;
+        }
+        lock(&self.log).register(&identity).ok()
+    }
+
+    /// Ends appending for a file whose records the digester has forgotten.
+    pub fn leave(&self, id: FileId) {
+        lock(&self.log).leave(id);
+    }
+
+    /// Whether the log's file has its full length. Stores behind the end of a file that its owner has truncated would
+    /// raise SIGBUS.
+    fn is_whole(&self) -> bool {
+        file::status(self.file).is_ok_and(|status| status.len_bytes >= self.memory.len_bytes() as u64)
+    }
+
+    /// Appends a write and makes it durable.
+    ///
+    /// # Errors
+    /// See [`AppendError`]; `TooLong` also if the log was truncated.
+    pub fn append(&self, id: FileId, offset: u64, parts: &[Part<'_>]) -> Result<(), AppendError> {
+        let mut log = lock(&self.log);
+        if !self.is_whole() {
+            return Err(AppendError::TooLong);
+        }
+        self.map_pages(&log, parts);
+        let end = log.append(&self.chunks[..], id, offset, parts)?;
+        let is_reference =
+            |part: &Part<'_>| if let Part::Reference(reference) = part { Some(*reference) } else { None };
+        // Before the commit: a digester may retire the record right after it.
+        self.pool.pin(end, parts.iter().filter_map(is_reference));
+        log.commit();
+        Ok(())
+    }
+
+    /// Maps the pages of the next records together, in the first lap of the ring: a page fault for each page would take
+    /// longer than the copy (measured on tmpfs: 12.9 µs for 4 KiB).
+    fn map_pages(&self, log: &Log<Mapping>, parts: &[Part<'_>]) {
+        let is_inline = |part: &&Part<'_>| matches!(part, Part::Bytes(_));
+        let inline = parts
+            .iter()
+            .filter(is_inline)
+            .map(|part| if let Part::Bytes(bytes) = part { bytes.len() } else { 0 });
+        let superblock = log.superblock();
+        let until = superblock.position(log.head()) + inline.sum::<usize>() + PAGE_BYTES;
+        let mapped_bytes = self.mapped_bytes.load(Relaxed);
+        if until > mapped_bytes {
+            let from = mapped_bytes.max(superblock.ring_at() / PAGE_BYTES * PAGE_BYTES);
+            let to = (until.max(from) + MAPPED_AHEAD_BYTES).next_multiple_of(PAGE_BYTES);
+            let to = to.min(superblock.len_bytes as usize / PAGE_BYTES * PAGE_BYTES);
+            if from < to {
+                // Before Linux 5.14, or without memory, each access faults instead.
+                let _ = mem::populate(self.memory.address() + from, to - from);
+            }
+            self.mapped_bytes.store(to, Relaxed);
+        }
+    }
+
+    /// Takes memory that records can refer to; `None`: there is no room now.
+    #[must_use]
+    pub fn alloc(&'static self, len_bytes: usize) -> Option<ChunkRun> {
+        self.pool.alloc(len_bytes)
+    }
+
+    /// Returns a part of a write as a record has it: by reference where it can.
+    ///
+    /// # Safety
+    /// The part's bytes must be readable for `'a`. Where they lie in the pool, they must not change before the record is
+    /// retired; memory from [`MappedLog::alloc`] that was filled does not.
+    #[must_use]
+    pub unsafe fn part<'a>(&self, part: uncopy_sys::iovec::Part) -> Part<'a> {
+        match self.pool.reference(part) {
+            Some(reference) => Part::Reference(reference),
+            // SAFETY: the caller promises that the bytes are readable. Another thread of the program may change them
+            // meanwhile, as it may during write(2): the log then has either value of each byte.
+            None => {
+                Part::Bytes(unsafe { core::slice::from_raw_parts(part.address as *const u8, part.len_bytes) })
+            }
+        }
+    }
+
+    /// Whether a write of `len_bytes` fits, with the heads of its records.
+    #[must_use]
+    pub fn has_room(&self, len_bytes: usize) -> bool {
+        let (used_bytes, ring_bytes, _) = self.fill_level();
+        // Room for heads, and for the end of the ring that a record does not fit into.
+        let slack_bytes = self.max_record_bytes().min(len_bytes) as u64 + MAPPED_AHEAD_BYTES as u64;
+        used_bytes + len_bytes as u64 + slack_bytes <= ring_bytes
+    }
+
+    /// Returns the number of bytes in use, the capacity, and the end of the retired records.
+    #[must_use]
+    pub fn fill_level(&self) -> (u64, u64, u64) {
+        let mut log = lock(&self.log);
+        let tail = log.release();
+        self.pool.retire(tail);
+        (log.used_bytes(), log.superblock().ring_bytes() as u64, tail.0)
+    }
+
+    /// Returns the maximum number of bytes of one record.
+    #[must_use]
+    pub fn max_record_bytes(&self) -> usize {
+        lock(&self.log).superblock().max_record_bytes()
+    }
+
+    /// Returns a digester of the log, for a process whose keeper has died.
+    ///
+    /// # Errors
+    /// EIO if the log is damaged or was truncated.
+    pub fn digester(&self) -> Result<Digester<Mapping>, Errno> {
+        if !self.is_whole() {
+            return Err(Errno(libc::EIO));
+        }
+        let log_bytes = lock(&self.log).superblock().len_bytes as usize;
+        Digester::open(mapping(&self.memory, 0..log_bytes, self.is_persistent)?).map_err(|_| Errno(libc::EIO))
+    }
+
+    /// Returns the end of the records.
+    #[must_use]
+    pub fn head(&self) -> Lsn {
+        lock(&self.log).head()
+    }
+
+    /// Returns the chunks that records refer to.
+    #[must_use]
+    pub fn chunks(&self) -> &[Mapping] {
+        &self.chunks
+    }
+
+    /// Whether it is time to look whether the keeper lives.
+    pub fn is_look_due(&self) -> bool {
+        let now_ms = clock::now_ms();
+        let last_ms = self.looked_ms.load(Relaxed);
+        now_ms.saturating_sub(last_ms) >= LOOK_MS
+            && self.looked_ms.compare_exchange(last_ms, now_ms, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Stops sharing the log's file: inputs that were received there stay readable. No file is in the log any more.
+    ///
+    /// # Errors
+    /// An error of mmap(2) or mremap(2); the file may then still be mapped.
+    pub fn detach(&self) -> Result<(), Errno> {
+        let _log = lock(&self.log);
+        let pool_at = self.memory.len_bytes() - self.pool.len_bytes();
+        let owned = self.pool.close();
+        self.memory.detach(owned.into_iter().map(|(at, len_bytes)| (pool_at + at, len_bytes)))
+    }
+}
