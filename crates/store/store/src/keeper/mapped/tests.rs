@@ -4,15 +4,14 @@ use super::*;
 use crate::log_files::boot;
 use crate::mapped::file as mapped_file;
 use crate::mapped::file::NO_CHUNKS;
+use crate::mapped::testing::{Directory, no_forks, spawn};
 use crate::messages::{HELLO, PROTOCOL};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Seek as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, RwLockReadGuard};
 use std::thread::{self, JoinHandle};
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::Flushing;
@@ -28,33 +27,6 @@ use uncopy_sys::mem;
 mod kills;
 
 const LOG_BYTES: u64 = 4 << 20;
-
-/// Directory on tmpfs that is removed at the end.
-pub(crate) struct Directory(pub PathBuf);
-
-impl Directory {
-    pub(crate) fn new(name: &str) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Relaxed);
-        let name = format!("uncopy-mapped-{}-{number}-{name}", std::process::id());
-        let path = Path::new("/dev/shm").join(name);
-        fs::create_dir(&path).expect("a directory");
-        Self(path)
-    }
-
-    pub(crate) fn file(&self, name: &str, flags: i32) -> (PathBuf, File) {
-        let path = self.0.join(name);
-        let mut options = OpenOptions::new();
-        let opened = options.write(true).create(true).truncate(false).custom_flags(flags).open(&path);
-        (path, opened.expect("a file"))
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A program with a keeper of its own.
 struct Program {
@@ -213,10 +185,12 @@ impl Drop for Program {
     }
 }
 
-fn program(name: &str) -> (Arc<Directory>, Program) {
+/// Returns a directory and a program that logs there, while no test starts children.
+fn program(name: &str) -> (Arc<Directory>, Program, RwLockReadGuard<'static, ()>) {
+    let guard = no_forks();
     let directory = Arc::new(Directory::new(name));
     let program = Program::new(&directory);
-    (directory, program)
+    (directory, program, guard)
 }
 
 fn is_marked(file: &File) -> bool {
@@ -225,7 +199,7 @@ fn is_marked(file: &File) -> bool {
 
 #[test]
 fn a_dropped_file_has_its_bytes_its_offset_and_its_flags() {
-    let (directory, mut program) = program("dropped");
+    let (directory, mut program, _guard) = program("dropped");
     let (path, mut file) = directory.file("a", libc::O_APPEND);
     file.write_all(b"before ").expect("written");
     let id = program.adopt(0, &file);
@@ -259,7 +233,7 @@ fn a_dropped_file_has_its_bytes_its_offset_and_its_flags() {
 
 #[test]
 fn files_that_may_not_be_logged_are_refused_and_unchanged() {
-    let (directory, mut program) = program("refused");
+    let (directory, mut program, _guard) = program("refused");
     let (path, file) = directory.file("a", libc::O_APPEND);
     let id = program.register(0, &file);
     let adopt = |slot: u64, entry: u64| [ADOPT, slot, entry, id.incarnation.0];
@@ -310,7 +284,7 @@ fn files_that_may_not_be_logged_are_refused_and_unchanged() {
 
 #[test]
 fn room_is_made_by_digesting_and_acknowledged_writes_survive_the_end() {
-    let (directory, mut program) = program("room");
+    let (directory, mut program, _guard) = program("room");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(3, &file);
     let bytes: Vec<u8> = (0..100_000u32).map(|at| at as u8).collect();
@@ -342,7 +316,7 @@ fn room_is_made_by_digesting_and_acknowledged_writes_survive_the_end() {
 
 #[test]
 fn a_closed_file_is_digested_and_an_unlinked_one_is_not() {
-    let (directory, mut program) = program("closed");
+    let (directory, mut program, _guard) = program("closed");
     let (path, file) = directory.file("a", 0);
     let (gone_path, gone) = directory.file("b", 0);
     let (id, gone_id) = (program.adopt(0, &file), program.adopt(1, &gone));
@@ -362,7 +336,7 @@ fn a_closed_file_is_digested_and_an_unlinked_one_is_not() {
 
 #[test]
 fn another_process_that_opens_a_file_finds_all_bytes() {
-    let (directory, mut program) = program("contended");
+    let (directory, mut program, _guard) = program("contended");
     let (path, mut file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     assert!(program.write(0, id, 0, b"abc"));
@@ -411,7 +385,9 @@ fn is_in_child(test: &str, before: &[&str]) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
-    let output = child(&format!("keeper::mapped::tests::{test}"), before).output().expect("started");
+    let mut command = child(&format!("keeper::mapped::tests::{test}"), before);
+    let started = spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let output = started.wait_with_output().expect("a child");
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
@@ -433,7 +409,7 @@ fn a_file_that_cannot_be_written_stays_logged_until_it_can() {
     if !is_in_child("a_file_that_cannot_be_written_stays_logged_until_it_can", &[]) {
         return;
     }
-    let (directory, mut program) = program("later");
+    let (directory, mut program, _guard) = program("later");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     assert!(program.write(0, id, 0, b"abc") && program.write(0, id, 2 * LOG_BYTES, b"d"));
@@ -459,7 +435,7 @@ fn a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes() {
     if !is_in_child("a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes", &[]) {
         return;
     }
-    let (directory, mut program) = program("given-up");
+    let (directory, mut program, _guard) = program("given-up");
     let (path, file) = directory.file("a", 0);
     let (bad_path, bad) = directory.file("b", 0);
     let (late_path, late) = directory.file("c", 0);
@@ -493,7 +469,8 @@ fn a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes() {
 #[test]
 fn a_full_file_system_keeps_records_until_there_is_room() {
     let namespace = ["unshare", "--map-root-user", "--mount"];
-    let is_permitted = Command::new(namespace[0]).args(&namespace[1..]).arg("true").status();
+    let mut command = Command::new(namespace[0]);
+    let is_permitted = spawn(command.args(&namespace[1..]).arg("true")).wait();
     if !is_permitted.is_ok_and(|status| status.success()) {
         eprintln!("no user namespaces here: not tested");
         return;
@@ -535,7 +512,7 @@ fn a_full_file_system_keeps_records_until_there_is_room() {
 
 #[test]
 fn a_truncated_log_ends_logging_and_nothing_else() {
-    let (directory, mut program) = program("truncated");
+    let (directory, mut program, _guard) = program("truncated");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     assert!(program.write(0, id, 0, b"abc"));
@@ -548,7 +525,7 @@ fn a_truncated_log_ends_logging_and_nothing_else() {
 
 #[test]
 fn a_scribbled_record_is_noticed_and_its_log_kept() {
-    let (directory, mut program) = program("scribbled");
+    let (directory, mut program, _guard) = program("scribbled");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     let first = program.log.head();
@@ -573,6 +550,6 @@ fn a_scribbled_record_is_noticed_and_its_log_kept() {
 
 #[test]
 fn a_message_of_another_protocol_is_refused() {
-    let (_directory, program) = program("protocol");
+    let (_directory, program, _guard) = program("protocol");
     assert_eq!(program.ask(&[HELLO, PROTOCOL], None), [REFUSED, libc::EPROTO as u64, 0]);
 }

@@ -9,6 +9,7 @@ use crate::messages::HELLO;
 use std::ffi::CString;
 use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Child;
 
 const DIRECTORY: &str = "UNCOPY_TEST_DIRECTORY";
@@ -60,7 +61,7 @@ fn start(test: &str, directory: &Path, fault: &str) -> Child {
             Ok(())
         });
     }
-    command.spawn().expect("started")
+    spawn(&mut command)
 }
 
 /// Returns the number of calls that a child has made.
@@ -252,7 +253,7 @@ fn wait_for_logs(directory: &Path) -> bool {
 
 /// Recovers the logs of a directory, and compares the files.
 fn check(directory: &Path, files: &[Wanted], fault: &str) {
-    // Children that other tests start have this process's descriptors until they call exec.
+    let _guard = no_forks();
     assert!(wait_for_logs(directory), "{fault}: the log is still in use");
     for path in logs::paths(directory).expect("a directory") {
         let outcome = logs::recover(&path, &RecoveryOptions::default()).expect("no error");
