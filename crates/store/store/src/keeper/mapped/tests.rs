@@ -61,7 +61,8 @@ impl Program {
         // A lease that breaks sends SIGIO to the process: `contend` rings the bell instead.
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
-        let log = mapped_file::open_or_create_empty(&directory.0, 2 * LOG_BYTES, true, &|| true).expect("a log");
+        let log =
+            mapped_file::open_or_create_empty(&directory.0, 2 * LOG_BYTES, true, &|| true).expect("a log");
         let name = std::ffi::CString::new(format!("{}.socket", log.path.display())).expect("no NUL");
         let listener = seqpacket::listen(&name).expect("a listener");
         let link = seqpacket::connect(&name).expect("a connection");
@@ -480,7 +481,7 @@ fn a_full_file_system_keeps_records_until_there_is_room() {
     }
     let directory = Arc::new(Directory::new("full"));
     let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(&directory.0).status();
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "none"]).arg(&directory.0).status();
     assert!(mounted.expect("started").success());
     let too_large = mapped_file::open_or_create_empty(&directory.0, 16 << 20, true, &|| true);
     assert_eq!(too_large.map(drop), Err(Errno(libc::ENOSPC)));

@@ -2,7 +2,7 @@
 //! then, the files have all that was acknowledged: after a recovery, or once the program has settled them itself.
 
 use super::*;
-use crate::keeper::{Keeper, Mode, Settings};
+use crate::keeper::{Keeper, Settings};
 use crate::log_files::RecoveryOptions;
 use crate::logs;
 use crate::messages::HELLO;
@@ -30,7 +30,14 @@ fn in_a_child() {
     let socket = CString::new(socket_in(&directory).into_os_string().into_encoded_bytes()).expect("no NUL");
     let root_pid = uncopy_sys::ids::parent();
     let log_bytes = LOG_BYTES;
-    let settings = Settings { directory, log_bytes, emulates_dax: true, mode: Mode::Only, socket, root_pid };
+    let settings = Settings {
+        directory,
+        log_bytes,
+        emulates_dax: true,
+        mode: uncopy_core::options::LogMode::Only,
+        socket,
+        root_pid,
+    };
     if let Ok(keeper) = Keeper::begin(settings) {
         keeper.keep();
     }
