@@ -20,7 +20,7 @@ use crate::mark::{self, Owner};
 use crate::messages::{
     ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
 };
-use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, State, UNRELIABLE};
+use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
 use uncopy_mapped::digest::{Batch, Digester, Limits};
@@ -333,6 +333,7 @@ impl Client<'_> {
     /// Writes a file's records to it and gives it back to the kernel.
     fn settle(&mut self, slot: usize) -> Result<(), DigestError> {
         let Some(held) = &self.files[slot] else { return Ok(()) };
+        let known = self.known(slot);
         let through = self.announced();
         if !self.log.is_whole() {
             return Err(DigestError::Truncated);
@@ -341,9 +342,11 @@ impl Client<'_> {
         if held.is_closed && is_unlinked {
             // Nobody can read the file any more.
             self.digester.forget(held.file);
-            return Ok(());
+        } else {
+            digest::settle(&held.fd, known, &mut self.digester, held.file, through)?;
         }
-        digest::settle(&held.fd, self.known(slot), &mut self.digester, held.file, through)
+        known.flags.fetch_or(SETTLED, AcqRel);
+        Ok(())
     }
 
     /// Releases a file that has left the log, and frees its slot.
@@ -356,10 +359,13 @@ impl Client<'_> {
         }
     }
 
-    /// Stops the appends to those files that another process waits to open.
+    /// Stops the appends to those files that another process waits to open, or a child of the program to use.
     fn stop_contended(&mut self) {
-        let contended =
-            self.slots(|held| held.stage == Stage::Logged && !file_lock::has_unbroken_lease(&held.fd));
+        let is_touched = |slot: &usize| self.known(*slot).flags.load(Acquire) & TOUCHED != 0;
+        let is_contended = |(slot, held): &(usize, &Held)| {
+            held.stage == Stage::Logged && (is_touched(slot) || !file_lock::has_unbroken_lease(&held.fd))
+        };
+        let contended: Vec<usize> = self.held().filter(is_contended).map(|(slot, _)| slot).collect();
         self.stop(&contended);
         if contended.into_iter().any(|slot| self.known(slot).is_appending()) {
             // The kernel lets the others in after `lease-break-time` (proc(5)), even if the program is stopped
@@ -434,7 +440,7 @@ impl Client<'_> {
         for (slot, errno) in files {
             let known = self.known(slot);
             known.error.store(errno.0.cast_unsigned(), Release);
-            known.flags.fetch_or(UNRELIABLE | FAILED, AcqRel);
+            known.flags.fetch_or(UNRELIABLE | FAILED | GIVEN_UP, AcqRel);
             let Some(held) = &mut self.files[slot] else { continue };
             held.stage = Stage::GivenUp(errno);
             file_lock::release_lease(&held.fd);

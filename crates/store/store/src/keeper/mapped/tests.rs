@@ -449,6 +449,7 @@ fn a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes() {
     program.ring();
     let _open = reader.join().expect("opened");
     assert_eq!(program.state.slots[1].error.load(Acquire), libc::EFBIG as u32);
+    assert_ne!(program.state.slots[1].flags.load(Acquire) & GIVEN_UP, 0);
     // No file is logged any more, and the others have left the log.
     assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
     assert_eq!(fs::read(&path).expect("read"), b"abc");
@@ -546,6 +547,72 @@ fn a_scribbled_record_is_noticed_and_its_log_kept() {
     assert!(is_marked(&file));
     // The position is the program's business again.
     assert_eq!((&file).stream_position().expect("a position"), 0);
+}
+
+#[test]
+fn a_child_that_wants_a_file_gets_it_from_the_kernel() {
+    let (directory, mut program, _guard) = program("touched");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    assert!(program.write(0, id, 0, b"abc"));
+    let flags = &program.state.slots[0].flags;
+    flags.fetch_or(TOUCHED, AcqRel);
+    // At the next digest at the latest.
+    while flags.load(Acquire) & SETTLED == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(fs::read(&path).expect("read"), b"abc");
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    assert_eq!(program.state.slots[0].flags.load(Acquire), 0);
+}
+
+#[test]
+fn a_program_that_outlives_its_keeper_knows_what_was_settled() {
+    let (directory, mut program, _guard) = program("outlived");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    assert!(program.write(0, id, 0, b"abc"));
+    program.end();
+    assert_eq!(fs::read(&path).expect("read"), b"abc");
+    assert_ne!(program.state.slots[0].flags.load(Acquire) & SETTLED, 0);
+    assert!(!program.write(0, id, 3, b"lost"), "nobody digests the log");
+}
+
+#[test]
+fn no_change_of_a_log_makes_a_keeper_panic_or_write_elsewhere() {
+    let mut state = 3u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % below) as usize
+    };
+    for turn in 0..60 {
+        let (directory, mut program, _guard) = program("scribbles");
+        let (other_path, other) = directory.file("other", 0);
+        let (path, file) = directory.file("a", 0);
+        let id = program.adopt(0, &file);
+        let other_id = program.register(1, &other);
+        let first = program.log.superblock().position(program.log.head());
+        for at in 0..10 {
+            program.write(0, id, at * 50, &[1; 100]);
+        }
+        let (log, _) = MappedLog::open_to_read(&program.log_path()).expect("mapped");
+        for _ in 0..=random(4) {
+            // The superblock, the checkpoints and two entries, or the records.
+            let at = if random(2) == 0 { random(4096 + 2 * 4160) } else { first + random(2500) };
+            log.memory().store(at, &[random(256) as u8]);
+        }
+        if turn % 4 == 0 {
+            // A record of a file that the keeper does not hold.
+            let _ = program.log.append(NO_CHUNKS, other_id, 0, &[Part::Bytes(b"stolen")]);
+            program.log.commit();
+        }
+        for words in [[MAKE_ROOM, 0], [DROP, 0], [MAKE_ROOM, 0]] {
+            assert_eq!(program.ask(&words, None)[0], DONE);
+        }
+        program.end();
+        assert_eq!(other_path.metadata().expect("known").len(), 0, "turn {turn}");
+        assert!(path.metadata().expect("known").len() <= 550, "turn {turn}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! then, the files have all that was acknowledged: after a recovery, or once the program has settled them itself.
 
 use super::*;
-use crate::keeper::{Keeper, Mode, Settings};
+use crate::keeper::{Keeper, Settings};
 use crate::log_files::RecoveryOptions;
 use crate::logs;
 use crate::messages::HELLO;
@@ -11,6 +11,7 @@ use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Child;
+use uncopy_core::options::LogMode;
 
 const DIRECTORY: &str = "UNCOPY_TEST_DIRECTORY";
 /// File in which a child counts its calls.
@@ -30,7 +31,8 @@ fn in_a_child() {
     let socket = CString::new(socket_in(&directory).into_os_string().into_encoded_bytes()).expect("no NUL");
     let root_pid = uncopy_sys::ids::parent();
     let log_bytes = LOG_BYTES;
-    let settings = Settings { directory, log_bytes, emulates_dax: true, mode: Mode::Only, socket, root_pid };
+    let settings =
+        Settings { directory, log_bytes, emulates_dax: true, mode: LogMode::Only, socket, root_pid };
     if let Ok(keeper) = Keeper::begin(settings) {
         keeper.keep();
     }
