@@ -34,6 +34,7 @@ pub mod http;
 pub mod jump;
 pub mod lane_programs;
 pub mod launch;
+pub mod log_runs;
 pub mod memcached;
 pub mod mirror;
 pub mod mode;

@@ -71,7 +71,11 @@ pub extern "C" fn finish() {
     uncopy_store::program::finish();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root == Some(pid);
-    if !is_root && counters::get(Counter::InputBytes) == 0 {
+    let has_worked = || {
+        const WORK: [Counter; 3] = [Counter::InputBytes, Counter::LogSyncs, Counter::LogAppends];
+        WORK.into_iter().any(|counter| counters::get(counter) > 0)
+    };
+    if !is_root && !has_worked() {
         return;
     }
     let mut line = counters::snapshot().to_json();

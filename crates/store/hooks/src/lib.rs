@@ -26,7 +26,7 @@ use uncopy_engine::state::counters;
 use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_interpose::{alias, entry, slots, variadic};
 use uncopy_store::program::descriptors::{self, CountedWrite, Kind};
-use uncopy_store::program::{self as store, Appended, OngoingWrite, WriteAt};
+use uncopy_store::program::{self as store, Appended, LogMemory, OngoingWrite, WriteAt};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
@@ -87,13 +87,15 @@ pub fn is_tracked(fd: ProgramFd) -> bool {
 
 /// Switches logging on, with the keeper's socket and the colon-separated patterns of files to log (`None`:
 /// all). `always` logs files even where that has not paid.
-pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
+pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool, memory: LogMemory) {
     let globs = globs.into_iter().flat_map(|globs| globs.split(|byte| *byte == b':'));
     let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
     if let Ok(socket) = CString::new(socket) {
         fdtable::register(Feature::Log, &FD_CALLBACKS);
-        optimistic::switch_on();
-        store::switch_on(socket, globs, always);
+        if memory.receives && memory.refers {
+            optimistic::switch_on();
+        }
+        store::switch_on(socket, globs, always, memory);
     }
 }
 
@@ -230,7 +232,7 @@ fn publish_counters() {
 }
 
 /// Counts a write that went to a mapped log alone.
-pub fn count_append(len_bytes: usize) {
+fn count_append(len_bytes: usize) {
     publish_counters();
     counters::add(Counter::LogAppends, 1);
     counters::add(Counter::LogAppendedBytes, len_bytes);
@@ -603,11 +605,21 @@ fn append(fd: ProgramFd, at: WriteAt, parts: &[Part], mut write: store::MappedWr
 /// Writes to a file in a mapped log that has no room for the write, or that the file has to leave.
 #[cold]
 fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> ssize_t {
+    let mut appended_bytes = None;
     let (written, errno_after) = {
         let _critical = Critical::enter();
-        let call = |parts: &[Part]| store::write_mapped(fd, at, parts, real);
+        let call = |parts: &[Part]| {
+            let result = store::write_mapped(fd, at, parts, real);
+            if result.is_in_log {
+                appended_bytes = Some(result.written as usize);
+            }
+            result.written
+        };
         (write_gathered(fd, parts, call, optimistic::note_logged), errno::get())
     };
+    if let Some(bytes) = appended_bytes {
+        count_append(bytes);
+    }
     errno::set(errno_after);
     written
 }

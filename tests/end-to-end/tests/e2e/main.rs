@@ -29,6 +29,8 @@ mod lending;
 mod library;
 mod loading;
 mod locked;
+mod log_only;
+mod log_only_kills;
 mod mariadb;
 mod memcached;
 mod memory;

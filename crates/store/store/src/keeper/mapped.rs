@@ -15,7 +15,7 @@ mod end;
 use super::client::answer;
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
-use crate::mapped::file::{Backing, MappedLog, NO_CHUNKS, supports_file};
+use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
 use crate::mark::{self, Owner};
 use crate::messages::{
     ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use uncopy_mapped::digest::{Batch, Digester, Limits};
 use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::mapping::Mapping;
+use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::table::{Entry, FileId};
 use uncopy_sys::background::{was_notified, watch_process};
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
@@ -72,6 +73,7 @@ struct Client<'a> {
     state: &'static State,
     log: &'a MappedLog,
     digester: Digester<&'a Mapping>,
+    memory: LogMemory<'a>,
     owner: Owner,
     files: [Option<Held>; MAX_FILES],
     /// Set once the log must keep its records for a recovery. No file is adopted any more.
@@ -108,7 +110,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
     let superblock = *digester.reader().superblock();
     let (joint, state_fd) = JointMemory::make(c"uncopy-log", STATE_BYTES)?;
     let is_persistent = u64::from(log.backing() == Backing::Persistent);
-    let welcome = [WELCOME_MAPPED, superblock.log, superblock.len_bytes, is_persistent];
+    let welcome = [WELCOME_MAPPED, superblock.log, log.memory().len_bytes() as u64, is_persistent];
     let sent = seqpacket::send_with(link, &welcome, Some(&state_fd))
         .and_then(|()| seqpacket::send_with(link, &[LOG], Some(log.fd())));
     if let Err(errno) = sent {
@@ -122,6 +124,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
         state: unsafe { joint.as_ref() },
         log,
         digester,
+        memory: LogMemory::new(log.memory(), &superblock),
         owner: Owner { log: superblock.log, path: log.path.clone() },
         files: [const { None }; MAX_FILES],
         kept: None,
@@ -343,7 +346,7 @@ impl Client<'_> {
             // Nobody can read the file any more.
             self.digester.forget(held.file);
         } else {
-            digest::settle(&held.fd, known, &mut self.digester, held.file, through)?;
+            digest::settle(&held.fd, known, &mut self.digester, &self.memory, held.file, through)?;
         }
         known.flags.fetch_or(SETTLED, AcqRel);
         Ok(())
@@ -359,11 +362,11 @@ impl Client<'_> {
         }
     }
 
-    /// Stops the appends to those files that another process waits to open, or a child of the program to use.
+    /// Stops the appends to those files that another process waits to open, or a forked child of the program to use.
     fn stop_contended(&mut self) {
-        let is_touched = |slot: &usize| self.known(*slot).flags.load(Acquire) & TOUCHED != 0;
+        let is_touched = |slot: usize| self.known(slot).flags.load(Acquire) & TOUCHED != 0;
         let is_contended = |(slot, held): &(usize, &Held)| {
-            held.stage == Stage::Logged && (is_touched(slot) || !file_lock::has_unbroken_lease(&held.fd))
+            held.stage == Stage::Logged && (is_touched(*slot) || !file_lock::has_unbroken_lease(&held.fd))
         };
         let contended: Vec<usize> = self.held().filter(is_contended).map(|(slot, _)| slot).collect();
         self.stop(&contended);
@@ -494,7 +497,7 @@ impl Client<'_> {
         let from = self.digester.reader().checkpoint().tail;
         // The program may append meanwhile: one lap is enough.
         while self.digester.reader().checkpoint().tail.since(from) < ring_bytes {
-            let batch = self.digester.plan(NO_CHUNKS, Limits::default())?;
+            let batch = self.digester.plan(&self.memory.chunks()[..], Limits::default())?;
             if batch.is_empty() {
                 return Ok(digest::check_end(batch.through, announced)?);
             }
@@ -514,7 +517,7 @@ impl Client<'_> {
         for plan in &batch.files {
             // A file that is not held, though its records count: no recovery will find its mark.
             let fd = file_of(plan.file).ok_or(Errno(libc::EBADF));
-            match fd.and_then(|fd| digest::carry_out(fd, plan, self.log.memory()).map(|()| fd)) {
+            match fd.and_then(|fd| digest::carry_out(fd, plan, &self.memory).map(|()| fd)) {
                 Ok(fd) => written.push(fd),
                 Err(errno) => result = result.and(Err(errno)),
             }

@@ -9,7 +9,6 @@
 
 use crate::mark;
 use crate::state::{FileSlot, GIVEN_UP};
-use core::borrow::Borrow;
 use core::sync::atomic::Ordering::Acquire;
 use uncopy_mapped::digest::{Digester, Limits};
 use uncopy_mapped::layout::Lsn;
@@ -17,14 +16,13 @@ use uncopy_mapped::mapping::Mapping;
 use uncopy_mapped::memory::Persistent;
 use uncopy_mapped::plan::{FilePlan, FileWrite};
 use uncopy_mapped::reader::Damage;
-use uncopy_mapped::record::Source;
 use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::Descriptor;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::file;
 use uncopy_sys::iovec::Part;
 
-use super::file::NO_CHUNKS;
+use super::file::LogMemory;
 
 /// Length of a unit of [`Status::blocks`](file::Status::blocks), bytes.
 const BLOCK_BYTES: u64 = 512;
@@ -87,13 +85,12 @@ fn is_empty(plan: &FilePlan) -> bool {
 fn write(
     fd: impl Descriptor,
     write: &FileWrite,
-    memory: &Mapping,
+    memory: &LogMemory<'_>,
     parts: &mut Vec<Part>,
 ) -> Result<(), Errno> {
     parts.clear();
     for extent in &write.sources {
-        let Source::Inline(at) = extent.source else { return Err(Errno(libc::EUCLEAN)) };
-        let address = memory.address(at, extent.len_bytes).ok_or(Errno(libc::EUCLEAN))?;
+        let address = memory.address(extent.source, extent.len_bytes).ok_or(Errno(libc::EUCLEAN))?;
         parts.push(Part { address: address as usize, len_bytes: extent.len_bytes });
     }
     file::write_parts_at(fd, write.offset, parts)
@@ -104,7 +101,7 @@ fn write(
 /// # Errors
 /// The error of the first operation that fails. EUCLEAN if bytes are not in the log. EFAULT if the log's file has
 /// become shorter.
-pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &Mapping) -> Result<(), Errno> {
+pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &LogMemory<'_>) -> Result<(), Errno> {
     if is_empty(plan) {
         return Ok(());
     }
@@ -119,17 +116,18 @@ pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &Mapping) -> Resu
 
 /// Writes the committed records of one file to it, durably. `through`: the end of the records that are known to be
 /// committed, or 0; if the log has fewer, it is damaged.
-fn write_all<M: Persistent + Borrow<Mapping>>(
+fn write_all<M: Persistent>(
     fd: impl Descriptor,
     digester: &mut Digester<M>,
+    memory: &LogMemory<'_>,
     file: FileId,
     through: Lsn,
 ) -> Result<(), DigestError> {
     let (mut from, mut has_written) = (None, false);
     loop {
-        let batch = digester.plan_file(NO_CHUNKS, file, from, Limits::default())?;
+        let batch = digester.plan_file(&memory.chunks()[..], file, from, Limits::default())?;
         if let Some(plan) = batch.plan.filter(|plan| !is_empty(plan)) {
-            carry_out(fd, &plan, digester.reader().memory().borrow())?;
+            carry_out(fd, &plan, memory)?;
             has_written = true;
         }
         from = Some(batch.through);
@@ -179,17 +177,18 @@ pub fn trim(fd: impl Descriptor) {
 /// # Errors
 /// See [`DigestError`]. The records stay, and this may be called again. Once they are void, nothing fails: a mark that
 /// remains names a log without records for the file. A file that the keeper has given up is refused with its error.
-pub fn settle<M: Persistent + Borrow<Mapping>>(
+pub fn settle<M: Persistent>(
     fd: impl Descriptor,
     slot: &FileSlot,
     digester: &mut Digester<M>,
+    memory: &LogMemory<'_>,
     file: FileId,
     through: Lsn,
 ) -> Result<(), DigestError> {
     if slot.flags.load(Acquire) & GIVEN_UP != 0 {
         return Err(DigestError::File(Errno(slot.error.load(Acquire).cast_signed())));
     }
-    write_all(fd, digester, file, through)?;
+    write_all(fd, digester, memory, file, through)?;
     file::set_position(fd, slot.position.load(Acquire))?;
     if slot.is_append.load(Acquire) != 0 {
         file::set_flags(fd, file::flags(fd)? | libc::O_APPEND)?;

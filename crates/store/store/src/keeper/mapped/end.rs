@@ -3,7 +3,6 @@
 use super::{Client, Stage};
 use crate::log_files::boot;
 use crate::mapped::digest::{DigestError, forget_all};
-use crate::mapped::file::NO_CHUNKS;
 use uncopy_mapped::digest::Limits;
 use uncopy_mapped::reader::Damage;
 use uncopy_mapped::recovery::Recovery;
@@ -50,9 +49,10 @@ impl Client<'_> {
         if !self.log.is_whole() {
             return Err(DigestError::Truncated);
         }
-        let recovery = Recovery::open(self.log.memory(), NO_CHUNKS, boot());
+        let chunks = self.memory.chunks();
+        let recovery = Recovery::open(self.log.memory(), &chunks[..], boot());
         let mut recovery = recovery.map_err(|_| Errno(libc::EUCLEAN))?;
-        recovery.plan(NO_CHUNKS, Limits { extents: 1, ..Limits::default() })?;
+        recovery.plan(&chunks[..], Limits { extents: 1, ..Limits::default() })?;
         Ok(())
     }
 
@@ -87,8 +87,9 @@ impl Client<'_> {
         if !self.log.is_whole() {
             return Ok(());
         }
-        let Ok(mut recovery) = Recovery::open(self.log.memory(), NO_CHUNKS, boot()) else { return Ok(()) };
-        while let Some(batch) = recovery.plan(NO_CHUNKS, Limits::default())? {
+        let chunks = self.memory.chunks();
+        let Ok(mut recovery) = Recovery::open(self.log.memory(), &chunks[..], boot()) else { return Ok(()) };
+        while let Some(batch) = recovery.plan(&chunks[..], Limits::default())? {
             // Records of files that are not held remain for a recovery.
             if !batch.files.is_empty() || !recovery.retire(&batch) {
                 return Ok(());

@@ -3,6 +3,7 @@
 use super::*;
 use crate::log_files::boot;
 use crate::mapped::file as mapped_file;
+use crate::mapped::file::NO_CHUNKS;
 use crate::mapped::testing::{Directory, no_forks, spawn};
 use crate::messages::{HELLO, PROTOCOL};
 use std::fs::{self, File};
@@ -14,7 +15,6 @@ use std::sync::{Arc, RwLockReadGuard};
 use std::thread::{self, JoinHandle};
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::Flushing;
-use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::parts::Part;
 use uncopy_mapped::reader::Reader;
 use uncopy_mapped::recovery::Recovery;
@@ -61,7 +61,8 @@ impl Program {
         // A lease that breaks sends SIGIO to the process: `contend` rings the bell instead.
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
-        let log = mapped_file::open_or_create_empty(&directory.0, LOG_BYTES, true, &|| true).expect("a log");
+        let log =
+            mapped_file::open_or_create_empty(&directory.0, 2 * LOG_BYTES, true, &|| true).expect("a log");
         let name = std::ffi::CString::new(format!("{}.socket", log.path.display())).expect("no NUL");
         let listener = seqpacket::listen(&name).expect("a listener");
         let link = seqpacket::connect(&name).expect("a connection");
@@ -481,7 +482,7 @@ fn a_full_file_system_keeps_records_until_there_is_room() {
     }
     let directory = Arc::new(Directory::new("full"));
     let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(&directory.0).status();
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "none"]).arg(&directory.0).status();
     assert!(mounted.expect("started").success());
     let too_large = mapped_file::open_or_create_empty(&directory.0, 16 << 20, true, &|| true);
     assert_eq!(too_large.map(drop), Err(Errno(libc::ENOSPC)));

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::mapped::file as mapped_file;
+use crate::mapped::file::NO_CHUNKS;
 use crate::mapped::testing::{Directory, no_forks};
 use crate::state::FileSlot;
 use std::fs::{self, File, OpenOptions};
@@ -194,8 +195,9 @@ fn a_program_settles_a_file_itself_after_its_keepers_death() {
     let slot = FileSlot::default();
     slot.position.store(4, core::sync::atomic::Ordering::Release);
     let (_, opened, id) = &killed.files[0];
+    let memory = log.contents().expect("a log");
     let settle = |digester: &mut Digester<_>, through| {
-        super::super::digest::settle(opened.as_fd(), &slot, digester, *id, through)
+        super::super::digest::settle(opened.as_fd(), &slot, digester, &memory, *id, through)
     };
     let beyond = settle(&mut digester, Lsn(u64::MAX)).expect_err("records are missing");
     assert_eq!(beyond.errno(), Errno(libc::EUCLEAN));

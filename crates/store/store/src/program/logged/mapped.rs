@@ -316,7 +316,7 @@ impl Target<'_> {
         // engine, which do not change before the record is retired.
         let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
         let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
-        match self.log.append(self.id, offset, &bytes) {
+        match self.log.append(self.session.state, self.id, offset, &bytes) {
             Ok(()) => {}
             Err(AppendError::Full) => return Err(NotAppended::Full),
             Err(_) => return Err(NotAppended::Refused),
@@ -335,8 +335,23 @@ impl Target<'_> {
 /// Number of times that a write asks the keeper for room before the file leaves the log.
 const MAX_DIGESTS: u32 = 2;
 
+/// Result of [`write_mapped`].
+#[derive(Clone, Copy, Debug)]
+pub struct MappedResult {
+    /// Return value of the write; -1: `errno` is set.
+    pub written: isize,
+    /// Whether the bytes went to the log, and not to the kernel.
+    pub is_in_log: bool,
+}
+
 /// Writes `parts` to a file in the mapped log. If it has to leave, `real` makes the write.
-pub fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: &dyn Fn(&[Part]) -> isize) -> isize {
+pub fn write_mapped(
+    fd: ProgramFd,
+    at: WriteAt,
+    parts: &[Part],
+    real: &dyn Fn(&[Part]) -> isize,
+) -> MappedResult {
+    let by_kernel = |written| MappedResult { written, is_in_log: false };
     let mut digests = 0;
     loop {
         let appended = match super::begin_write(fd) {
@@ -346,16 +361,18 @@ pub fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: &dyn Fn(&[
                 if let Ok(len_bytes) = usize::try_from(written) {
                     counted.note_written(len_bytes);
                 }
-                return written;
+                return by_kernel(written);
             }
             _ => Appended::Kernel,
         };
         match appended {
-            Appended::Written(len_bytes) => return len_bytes as isize,
-            Appended::Kernel => return real(parts),
+            Appended::Written(len_bytes) => {
+                return MappedResult { written: len_bytes as isize, is_in_log: true };
+            }
+            Appended::Kernel => return by_kernel(real(parts)),
             Appended::Failed(why) => {
                 errno::set(why.0);
-                return -1;
+                return by_kernel(-1);
             }
             Appended::Full if digests < MAX_DIGESTS => {
                 digests += 1;
@@ -365,7 +382,7 @@ pub fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: &dyn Fn(&[
             Appended::Full | Appended::Leave => {
                 if let Err(why) = leave(fd) {
                     errno::set(why.0);
-                    return -1;
+                    return by_kernel(-1);
                 }
             }
         }
@@ -494,7 +511,8 @@ fn settle_alone(session: &Session, fd: ProgramFd, slot: usize, id: FileId) -> Re
     }
     let log = session.mapped().ok_or(Errno(libc::EIO))?;
     state.stop_appends();
-    digest::settle(fd, state, &mut log.digester()?, id, log.head()).map_err(DigestError::errno)?;
+    let memory = log.contents();
+    digest::settle(fd, state, &mut log.digester()?, &memory, id, log.head()).map_err(DigestError::errno)?;
     state.flags.fetch_or(SETTLED, AcqRel);
     uncopy_sys::file_lock::release_lease(fd);
     Ok(())
@@ -565,8 +583,8 @@ pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Err
     };
     let to = i64::try_from(from).ok().and_then(|from| from.checked_add(offset));
     let Some(to) = to.filter(|to| *to >= 0) else {
-        // lseek(2): EOVERFLOW where the sum does not fit, EINVAL where it is negative.
-        return Some(Err(if to.is_none() { Errno(libc::EOVERFLOW) } else { Errno::EINVAL }));
+        // The kernel returns EINVAL also where the sum does not fit (fs/read_write.c, vfs_setpos).
+        return Some(Err(Errno::EINVAL));
     };
     // The keeper reads the offset after the end of all appends. The kernel knows whether its file system allows an
     // offset behind the end.

@@ -226,10 +226,11 @@ impl Game {
     fn settle_all(&mut self) {
         let (log, _) = MappedLog::open_to_read(&self.program.log_path()).expect("mapped");
         let mut digester = Digester::open(log.memory()).expect("a log");
+        let memory = log.contents().expect("a log");
         for (slot, player) in self.files.iter().enumerate() {
             let (Some(file), Some(id)) = (&player.file, player.id) else { continue };
             let known = &self.program.state.slots[slot];
-            digest::settle(file.as_fd(), known, &mut digester, id, self.program.log.committed())
+            digest::settle(file.as_fd(), known, &mut digester, &memory, id, self.program.log.committed())
                 .expect("settled");
             file_lock::release_lease(file.as_fd());
             assert!(fs::read(&player.path).expect("read") == player.wanted, "{}", player.path.display());

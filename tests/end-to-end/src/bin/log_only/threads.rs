@@ -1,0 +1,120 @@
+//! Threads that write to one file, and records for a program that is killed.
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::file::{File, bytes, show, show_content};
+
+const THREADS: usize = 6;
+const RECORDS: usize = 400;
+/// Number of records between two pauses of a millisecond: without them the file would become long.
+const RECORDS_PER_PAUSE: usize = 50;
+/// Length of a thread's record: header and bytes that follow from it.
+const RECORD_BYTES: usize = 500;
+
+/// Returns a record of a thread.
+fn record(thread: usize, number: usize) -> Vec<u8> {
+    let mut record = format!("{thread:04} {number:08} ").into_bytes();
+    let rest = RECORD_BYTES - record.len();
+    record.extend(bytes(thread * 7919 + number, rest));
+    record
+}
+
+/// Checks that a file consists of whole records, those of each thread in order.
+fn check_records(mut found: &[u8]) {
+    let mut next = [0; THREADS];
+    while !found.is_empty() {
+        let (one, rest) = found.split_at(RECORD_BYTES);
+        let text = std::str::from_utf8(&one[..13]).expect("a header");
+        let (thread, number) = text.split_once(' ').expect("two numbers");
+        let (thread, number): (usize, usize) =
+            (thread.parse().expect("a thread"), number.trim().parse().expect("a number"));
+        assert_eq!(number, next[thread], "thread {thread}");
+        assert!(one == record(thread, number), "thread {thread}, record {number}");
+        next[thread] += 1;
+        found = rest;
+    }
+    assert_eq!(next, [RECORDS; THREADS]);
+}
+
+/// Lets threads write records to one descriptor, some of them by two parts.
+fn write_records(file: File) {
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for number in 0..RECORDS {
+                    let record = record(thread, number);
+                    let written = if number % 3 == 0 {
+                        let (one, two) = record.split_at(number % RECORD_BYTES);
+                        file.writev(&[one, two])
+                    } else {
+                        file.write(&record)
+                    };
+                    assert_eq!(written, RECORD_BYTES as i64);
+                    if number % 16 == thread {
+                        assert_eq!(file.sync(), 0);
+                    }
+                    if number % 50 == thread {
+                        assert!(file.size() >= ((number + 1) * RECORD_BYTES) as i64);
+                    }
+                }
+            });
+        }
+    });
+}
+
+pub fn appenders() {
+    let file = File::warm("file", libc::O_APPEND);
+    let begun = file.size() as usize;
+    write_records(file);
+    file.show_state("written");
+    check_records(&std::fs::read("file").expect("the file")[begun..]);
+}
+
+/// Lets threads write at one file offset (write(2): the offset is updated atomically since Linux 3.14), while others
+/// open the file now and then.
+pub fn one_offset() {
+    let file = File::warm("file", 0);
+    let begun = file.size() as usize;
+    let written = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            write_records(file);
+            written.store(1, Relaxed);
+        });
+        scope.spawn(|| {
+            let mut seen = Vec::new();
+            while written.load(Relaxed) == 0 {
+                let found = std::fs::read("file").expect("the file");
+                assert!(found.starts_with(&seen), "{} bytes, then {}", seen.len(), found.len());
+                seen = found;
+                std::thread::yield_now();
+            }
+        });
+    });
+    file.show_state("written");
+    check_records(&std::fs::read("file").expect("the file")[begun..]);
+}
+
+/// Appends numbered records until it is killed, and prints each number behind its write: `records FILE FLAGS`, with
+/// flags `append` and `sync`. Every tenth record is printed.
+pub fn records(arguments: &[String]) {
+    let [name, flags] = arguments else { panic!("a file, and flags") };
+    let is_append = flags.contains("append");
+    let file = File::warm(name, if is_append { libc::O_APPEND } else { 0 });
+    let mut output = std::io::stdout();
+    for number in 0.. {
+        assert_eq!(file.write(&record(0, number)), RECORD_BYTES as i64);
+        if flags.contains("sync") {
+            assert_eq!(file.sync(), 0);
+        }
+        if number % 10 == 0 {
+            writeln!(output, "written {number}").expect("printed");
+        }
+        if number % RECORDS_PER_PAUSE == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    show("never", 0);
+    show_content(name, "never");
+}
