@@ -63,6 +63,8 @@ struct Held {
     fd: OwnFd,
     file: FileId,
     inode: (u64, u64),
+    /// Path by which a recovery finds the file.
+    path: Option<Vec<u8>>,
     stage: Stage,
     /// Whether the program has closed the file.
     is_closed: bool,
@@ -254,7 +256,8 @@ impl Client<'_> {
             file_lock::release_lease(&fd);
         }
         adopted?;
-        self.files[slot] = Some(Held { fd, file, inode, stage: Stage::Logged, is_closed: false });
+        let path = mark::path_of(&fd);
+        self.files[slot] = Some(Held { fd, file, inode, path, stage: Stage::Logged, is_closed: false });
         // The program may have modified the file just now, which a recovery must not take for others' doing.
         self.digester.heartbeat(clock::wall_ns());
         Ok(())
@@ -457,6 +460,11 @@ impl Client<'_> {
     /// kept then.
     fn digest(&mut self) -> Result<(), Errno> {
         self.digested_at = Instant::now();
+        // Files that others have renamed or unlinked, which a recovery would not find.
+        let moved = self.slots(|held| {
+            held.stage == Stage::Logged && !held.is_closed && mark::path_of(&held.fd) != held.path
+        });
+        self.stop(&moved);
         let closed = self.slots(|held| held.is_closed && held.stage == Stage::Logged);
         self.stop(&closed);
         let mut result = Ok(());
