@@ -563,6 +563,7 @@ pub fn write(
             drop(critical);
             match appended {
                 Appended::Written(len_bytes) => {
+                    count_append(len_bytes);
                     errno::set(errno_before);
                     len_bytes as ssize_t
                 }
