@@ -70,6 +70,18 @@ pub enum Side {
     /// [`Side::Net`] with a log in memory
     #[value(skip)]
     NetDax,
+    /// A log that has the only copy, in memory that emulates DAX, and all copies made: both stacks, nothing elided
+    #[value(skip)]
+    OnlyCopying,
+    /// [`Side::OnlyCopying`] with the block heap
+    #[value(skip)]
+    OnlyHeapOnly,
+    /// Copies in the program elided; the log's record is a copy
+    #[value(skip)]
+    OnlyApiCopying,
+    /// Copies in the program elided, and input received into the log's memory, which records refer to
+    #[value(skip)]
+    Only,
     /// `uncopy run --heap on --policy never`: the block heap alone, without elision
     HeapOnly,
     /// glibc malloc, tuned by GLIBC_TUNABLES to keep freed memory
@@ -95,7 +107,7 @@ pub enum Side {
 
 impl Side {
     /// Sides that show what uncopy does; the others are for comparison.
-    pub const UNCOPY: [Self; 11] = [
+    pub const UNCOPY: [Self; 13] = [
         Self::Uncopy,
         Self::UncopyMimalloc,
         Self::Twin,
@@ -107,6 +119,8 @@ impl Side {
         Self::NetLog,
         Self::NetDaxApiCopying,
         Self::NetDax,
+        Self::OnlyApiCopying,
+        Self::Only,
     ];
 
     /// Returns the name in tables and JSON.
@@ -129,6 +143,10 @@ impl Side {
             Self::NetDaxHeapOnly => "net, DAX, heap only",
             Self::NetDaxApiCopying => "net, DAX, API copied",
             Self::NetDax => "net, DAX",
+            Self::OnlyCopying => "only copy, all copied",
+            Self::OnlyHeapOnly => "only copy, heap only",
+            Self::OnlyApiCopying => "only copy, API copied",
+            Self::Only => "only copy",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
             Self::Mimalloc => "mimalloc",
@@ -157,6 +175,10 @@ impl Side {
             Self::NetDaxHeapOnly => "net_dax_heap_only",
             Self::NetDaxApiCopying => "net_dax_api_copied",
             Self::NetDax => "net_dax",
+            Self::OnlyCopying => "only_copy_all_copied",
+            Self::OnlyHeapOnly => "only_copy_heap_only",
+            Self::OnlyApiCopying => "only_copy_api_copied",
+            Self::Only => "only_copy",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
@@ -210,6 +232,12 @@ impl Side {
         self.has_log() && !matches!(self, Self::Log | Self::NetLog)
     }
 
+    /// True if the log has the only copy of what is written.
+    #[must_use]
+    pub const fn logs_only(self) -> bool {
+        matches!(self, Self::OnlyCopying | Self::OnlyHeapOnly | Self::OnlyApiCopying | Self::Only)
+    }
+
     /// Returns how the side's user-level TCP service treats copies at its API; `None` without a service.
     #[must_use]
     pub const fn service(self) -> Option<ApiCopies> {
@@ -239,10 +267,14 @@ impl Side {
             | Self::Net
             | Self::NetLog
             | Self::NetDaxApiCopying
-            | Self::NetDax => Some(&["run"]),
+            | Self::NetDax
+            | Self::Only => Some(&["run"]),
+            Self::OnlyApiCopying => Some(&["run", "--api-copies", "make"]),
             Self::Lanes => Some(&["run", "--lanes"]),
-            Self::NetCopying | Self::NetDaxCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
-            Self::HeapOnly | Self::NetHeapOnly | Self::NetDaxHeapOnly => {
+            Self::NetCopying | Self::NetDaxCopying | Self::OnlyCopying => {
+                Some(&["run", "--heap", "off", "--policy", "never"])
+            }
+            Self::HeapOnly | Self::NetHeapOnly | Self::NetDaxHeapOnly | Self::OnlyHeapOnly => {
                 Some(&["run", "--heap", "on", "--policy", "never"])
             }
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
@@ -257,6 +289,9 @@ impl Side {
             Self::LogInMemory => &["--log-size", "67108864", "--log-emulate-dax", "--log"],
             Self::NetDaxCopying | Self::NetDaxHeapOnly | Self::NetDaxApiCopying | Self::NetDax => {
                 &["--log-size", "268435456", "--log-emulate-dax", "--log"]
+            }
+            Self::OnlyCopying | Self::OnlyHeapOnly | Self::OnlyApiCopying | Self::Only => {
+                &["--log-mode", "only", "--log-size", "1073741824", "--log-emulate-dax", "--log"]
             }
             _ => &[],
         }
@@ -327,6 +362,8 @@ pub struct Launcher {
     min_profiled_bytes: Option<usize>,
     /// Directory of the log, if the side has one.
     log_directory: PathBuf,
+    /// Patterns of the files to log; `None`: those for which it pays.
+    logged_files: Option<String>,
     /// Control socket of the service, if the side has one.
     service_socket: PathBuf,
 }
@@ -374,6 +411,7 @@ impl Launcher {
             uncopy_path,
             min_profiled_bytes: None,
             log_directory: keeper::LOG_DIRECTORY.into(),
+            logged_files: None,
             service_socket: PathBuf::new(),
         }
     }
@@ -382,6 +420,14 @@ impl Launcher {
     #[must_use]
     pub fn with_log_in(&self, directory: &Path) -> Self {
         Self { log_directory: directory.join(keeper::LOG_DIRECTORY), ..self.clone() }
+    }
+
+    /// Returns a launcher for a server whose files in `directory`, and in directories there, are logged without trials,
+    /// by sides whose log has the only copy.
+    #[must_use]
+    pub fn with_logged_files(&self, directory: &Path) -> Self {
+        let directory = directory.display();
+        Self { logged_files: Some(format!("{directory}/*:{directory}/*/*")), ..self.clone() }
     }
 
     /// Returns a launcher for a server whose connections belong to the service with this control socket.
@@ -438,6 +484,9 @@ impl Launcher {
                     .args(words)
                     .args(side.log_arguments())
                     .args(side.has_log().then_some(&self.log_directory));
+                if let Some(files) = self.logged_files.as_ref().filter(|_| side.logs_only()) {
+                    command.arg("--log-files").arg(files);
+                }
                 if side.service().is_some() {
                     command.arg("--net").arg(&self.service_socket);
                 }
@@ -545,6 +594,14 @@ mod tests {
         let dax = words(&launcher.command(Side::NetDaxCopying, OsStr::new("x"), &["y"]));
         assert_eq!(dax[1..6], ["run", "--heap", "off", "--policy", "never"]);
         assert_eq!(dax[6..10], ["--log-size", "268435456", "--log-emulate-dax", "--log"]);
+        let only = launcher.with_logged_files(Path::new("/srv")).command(
+            Side::OnlyApiCopying,
+            OsStr::new("x"),
+            &["y"],
+        );
+        let only = words(&only);
+        assert_eq!(only[1..6], ["run", "--api-copies", "make", "--log-mode", "only"]);
+        assert_eq!(only[11..], ["--log-files", "/srv/*:/srv/*/*", "--", "x", "y"]);
         let in_memory = [Side::Log, Side::Net, Side::LogInMemory, Side::NetDax].map(Side::logs_in_memory);
         assert_eq!(in_memory, [false, false, true, true]);
         assert_eq!(line(Side::Limit), line(Side::Plain));

@@ -191,6 +191,7 @@ pub fn recover(logs: &[PathBuf], ways: &RecoveryOptions, is_verbose: bool) -> bo
     let mut is_done = true;
     for log in logs {
         let name = name_of(log);
+        wait::until_released(log);
         let result = logs::recover(log, ways);
         is_done &= matches!(&result, Ok(Outcome::InUse | Outcome::Empty))
             || matches!(&result, Ok(Outcome::Recovered(recovered)) if recovered.unresolved.is_empty() || ways.gives_up);

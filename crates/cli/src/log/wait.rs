@@ -13,6 +13,23 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Delay before a message about the wait.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
 
+/// Longest wait for the keeper of a program that has ended.
+const MAX_RELEASE: Duration = Duration::from_secs(30);
+
+/// Waits while a log is in use although its program has ended: its files do not have all bytes yet.
+pub fn until_released(log: &Path) {
+    let start = Instant::now();
+    let mut has_notified = false;
+    while logs::is_being_released(log) && start.elapsed() < MAX_RELEASE {
+        if start.elapsed() >= NOTICE_DELAY && !has_notified {
+            has_notified = true;
+            let name = Quoted(log.as_os_str());
+            output::print_message(format_args!("waiting until the keeper of {name} has written its files"));
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
 /// Waits until no process uses a log in this directory.
 pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
     let timeout = matches.get_one::<u64>(args::TIMEOUT).map(|seconds| Duration::from_secs(*seconds));

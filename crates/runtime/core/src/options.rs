@@ -171,6 +171,10 @@ pub struct Options<'a> {
     pub log_bytes: u64,
     /// Mode set by `--log-mode`.
     pub log_mode: LogMode,
+    /// Whether records of a mapped log refer to bytes that lie in its memory, instead of copying them (`--api-copies`).
+    pub elides_api_copies: bool,
+    /// Whether input that is likely to be logged is received into the memory of a mapped log (`--optimistic`).
+    pub optimistic: bool,
     /// Whether `--log-emulate-dax` was given.
     pub log_emulates_dax: bool,
     /// Path of the keeper's socket (internal).
@@ -204,6 +208,8 @@ impl Default for Options<'_> {
             log: None,
             log_files: None,
             log_mode: LogMode::Beside,
+            elides_api_copies: true,
+            optimistic: true,
             log_emulates_dax: false,
             log_bytes: LOG_DEFAULT_BYTES,
             log_socket: None,
@@ -269,6 +275,7 @@ const LEGAL_LOG: &str = "the absolute path of a directory";
 const LEGAL_LOG_FILES: &str = "absolute paths, separated by colons";
 const LEGAL_LOG_SIZE: &str = "a size from 16M to 1T, as 64M or 1GiB";
 const LEGAL_LOG_MODE: &str = "beside or only";
+const LEGAL_API_COPIES: &str = "elide or make";
 const LEGAL_LOG_SOCKET: &str = "a path that uncopy run sets; unset it";
 const LEGAL_STATS: &str = "a file's path, or -";
 const LEGAL_COSTS: &str = "measure, assume, or the line that uncopy doctor --calibrate prints";
@@ -387,6 +394,16 @@ impl<'a> Options<'a> {
             b"UNCOPY_LOG_MODE" => {
                 self.log_mode = LogMode::parse(value).ok_or(bad("UNCOPY_LOG_MODE", LEGAL_LOG_MODE))?;
             }
+            b"UNCOPY_API_COPIES" => {
+                self.elides_api_copies = match value {
+                    b"elide" => true,
+                    b"make" => false,
+                    _ => return Err(bad("UNCOPY_API_COPIES", LEGAL_API_COPIES)),
+                }
+            }
+            b"UNCOPY_OPTIMISTIC" => {
+                self.optimistic = on_off(value).ok_or(bad("UNCOPY_OPTIMISTIC", LEGAL_ON_OFF))?;
+            }
             b"UNCOPY_LOG_SOCKET" => {
                 if !value.starts_with(b"/") {
                     return Err(bad("UNCOPY_LOG_SOCKET", LEGAL_LOG_SOCKET));
@@ -482,6 +499,8 @@ mod tests {
             ("UNCOPY_LOG_FILES", "/srv/*.wal:/srv/journal"),
             ("UNCOPY_LOG_SIZE", "16777216"),
             ("UNCOPY_LOG_MODE", "only"),
+            ("UNCOPY_API_COPIES", "make"),
+            ("UNCOPY_OPTIMISTIC", "off"),
             ("UNCOPY_LOG_EMULATE_DAX", "1"),
             ("UNCOPY_LOG_SOCKET", "/dev/shm/uncopy-0/log-1"),
         ] {
@@ -526,6 +545,8 @@ mod tests {
             ("UNCOPY_LOG_SIZE", "1"),
             ("UNCOPY_LOG_MODE", "mapped"),
             ("UNCOPY_LOG_MODE", ""),
+            ("UNCOPY_API_COPIES", "on"),
+            ("UNCOPY_OPTIMISTIC", "1"),
             ("UNCOPY_LOG_EMULATE_DAX", "yes"),
             ("UNCOPY_LOG_SOCKET", "log-1"),
             ("UNCOPY_NO_FOLLOW", "x"),

@@ -14,6 +14,7 @@ use uncopy_engine::state::ledger;
 use uncopy_engine::state::phase::update_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
+use uncopy_store::program::LogMemory;
 use uncopy_sys::descriptor::{OwnFd, ProgramFd};
 use uncopy_sys::filter::{self, CallGroup};
 use uncopy_sys::{bytes, errno, ids, mem, uffd};
@@ -123,7 +124,8 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             }
         }
         if let Some(socket) = options.log_socket {
-            crate::files::switch_on(socket, options.log_files, policy == Policy::Always);
+            let memory = LogMemory { refers: options.elides_api_copies, receives: options.optimistic };
+            crate::files::switch_on(socket, options.log_files, policy == Policy::Always, memory);
         }
     }
     // Foreign ranges can hold views too.

@@ -8,6 +8,7 @@
 //! | `INJECT_FAULT=N:ERRNO` | call N fails with this error number |
 //! | `INJECT_FAULT=N+:ERRNO` | so does every later call of the same kind, unless the kernel cannot fail that way for ever |
 //! | `INJECT_FAULT=N~:ERRNO` | call N, if it places pages, does half of its work and fails with EAGAIN; the next call fails |
+//! | `INJECT_FAULT=N!:0` | the process is killed (SIGKILL) in place of call N |
 //! | `MAX_INJECT_RESERVE=BYTES` | ranges of addresses longer than this cannot be reserved |
 //! | `INJECT_FAULT_LOG=FILE` | a file of 8-byte records: the number of calls, then the name of each call's kind |
 //!
@@ -210,7 +211,7 @@ pub fn begin() {
         if !plan.is_null() {
             let plan = CStr::from_ptr(plan).to_str().unwrap_or("");
             let (at, number) = plan.split_once(':').unwrap_or(("0", "0"));
-            let digits = at.trim_end_matches(['+', '~']);
+            let digits = at.trim_end_matches(['+', '~', '!']);
             AT.store(digits.parse().unwrap_or(0), Relaxed);
             MODE.store(i32::from(at.as_bytes().get(digits.len()).copied().unwrap_or(0)), Relaxed);
             ERRNO.store(number.parse().unwrap_or(0), Relaxed);
@@ -257,6 +258,10 @@ pub fn refuses(kind: Kind) -> bool {
         entry.store(kind.name(), Relaxed);
     }
     let at = AT.load(Relaxed);
+    if number == at && MODE.load(Relaxed) == i32::from(b'!') {
+        // SAFETY: kill(2) takes only integers, and ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
     if at == 0 || kind == Kind::Close {
         return false;
     }
@@ -266,6 +271,7 @@ pub fn refuses(kind: Kind) -> bool {
                 && log.kinds.get(at as usize - 1).is_some_and(|first| first.load(Relaxed) == kind.name())
         }
         b'~' => number == at + 1,
+        b'!' => false,
         _ => number == at,
     };
     if refused {

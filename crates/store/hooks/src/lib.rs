@@ -26,7 +26,7 @@ use uncopy_engine::state::counters;
 use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_interpose::{alias, entry, slots, variadic};
 use uncopy_store::program::descriptors::{self, CountedWrite, Kind};
-use uncopy_store::program::{self as store, Appended, OngoingWrite, WriteAt};
+use uncopy_store::program::{self as store, Appended, LogMemory, OngoingWrite, WriteAt};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
@@ -87,13 +87,15 @@ pub fn is_tracked(fd: ProgramFd) -> bool {
 
 /// Switches logging on, with the keeper's socket and the colon-separated patterns of files to log (`None`:
 /// all). `always` logs files even where that has not paid.
-pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
+pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool, memory: LogMemory) {
     let globs = globs.into_iter().flat_map(|globs| globs.split(|byte| *byte == b':'));
     let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
     if let Ok(socket) = CString::new(socket) {
         fdtable::register(Feature::Log, &FD_CALLBACKS);
-        optimistic::switch_on();
-        store::switch_on(socket, globs, always);
+        if memory.receives && memory.refers {
+            optimistic::switch_on();
+        }
+        store::switch_on(socket, globs, always, memory);
     }
 }
 

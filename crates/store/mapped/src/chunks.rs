@@ -1,7 +1,7 @@
 //! Chunks of persistent memory that records refer to, and what keeps them from being reused.
 
 use crate::layout::Lsn;
-use crate::memory::Persistent;
+use crate::memory::{LINE_BYTES, Persistent};
 use crate::record::{Reference, Source};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -27,6 +27,59 @@ impl<M: Persistent> Chunks for [M] {
 
     fn memory(&self, chunk: u32) -> Option<&M> {
         self.get(chunk as usize)
+    }
+}
+
+/// The end of a memory, from `at` on, as a chunk: for logs whose file goes on behind them.
+#[derive(Debug)]
+pub struct Rest<'a, M> {
+    memory: &'a M,
+    at: usize,
+}
+
+impl<'a, M: Persistent> Rest<'a, M> {
+    /// Returns the memory from `at` on, a multiple of a line's length.
+    ///
+    /// # Panics
+    /// If `at` is not within the memory, or in the middle of a line.
+    #[must_use]
+    pub fn new(memory: &'a M, at: usize) -> Self {
+        assert!(at <= memory.len_bytes() && at.is_multiple_of(LINE_BYTES), "a line of the memory");
+        Self { memory, at }
+    }
+}
+
+impl<M: Persistent> Persistent for Rest<'_, M> {
+    fn len_bytes(&self) -> usize {
+        self.memory.len_bytes() - self.at
+    }
+
+    fn load(&self, at: usize, into: &mut [u8]) {
+        self.memory.load(self.at + at, into);
+    }
+
+    fn load_word(&self, at: usize) -> u64 {
+        self.memory.load_word(self.at + at)
+    }
+
+    fn store(&self, at: usize, bytes: &[u8]) {
+        self.memory.store(self.at + at, bytes);
+    }
+
+    fn store_word(&self, at: usize, value: u64) {
+        self.memory.store_word(self.at + at, value);
+    }
+
+    fn stream(&self, at: usize, bytes: &[u8]) {
+        self.memory.stream(self.at + at, bytes);
+    }
+
+    fn flush(&self, at: usize, len_bytes: usize) {
+        self.memory.flush(self.at + at, len_bytes);
+    }
+
+    fn fence(&self) {
+        self.memory.fence();
     }
 }
 

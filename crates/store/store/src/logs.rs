@@ -30,6 +30,13 @@ pub fn is_in_use(path: &Path) -> bool {
     if is_mapped(path) { recover::is_in_use(path) } else { log_files::is_in_use(path) }
 }
 
+/// Returns whether a log that has the only copy of what was written is in use although its program has ended. Soon
+/// its files have all bytes, or it can be recovered.
+#[must_use]
+pub fn is_being_released(path: &Path) -> bool {
+    is_mapped(path) && recover::is_being_released(path)
+}
+
 /// Writes a log's records to their files, and empties the log. Can be repeated, also after an interruption.
 ///
 /// # Errors

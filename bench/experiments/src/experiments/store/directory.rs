@@ -11,6 +11,8 @@ const MEMORY: &str = "/dev/shm";
 /// A directory on a device, with enough free space.
 #[derive(Debug)]
 pub struct StoreDirectory {
+    /// Directory in memory, if the files lie there.
+    owned: Option<TemporaryDirectory>,
     path: PathBuf,
     file_system: FileSystem,
     /// Parent of logs that emulate DAX, each in a directory named after its server's.
@@ -40,7 +42,24 @@ impl StoreDirectory {
             )));
         }
         let memory = TemporaryDirectory::make_in(Path::new(MEMORY))?;
-        Ok(Self { path, file_system, memory })
+        Ok(Self { owned: None, path, file_system, memory })
+    }
+
+    /// Returns a directory in memory, which emulates persistent memory.
+    ///
+    /// # Errors
+    /// [`Failure`] when the directory cannot be made.
+    pub fn in_memory() -> Result<Self> {
+        let memory = Path::new(MEMORY);
+        let owned = TemporaryDirectory::make_in(memory)?;
+        let (path, file_system) = (owned.path().to_owned(), FileSystem::of(memory)?);
+        Ok(Self { owned: Some(owned), path, file_system, memory: TemporaryDirectory::make_in(memory)? })
+    }
+
+    /// True if the files lie in memory.
+    #[must_use]
+    pub const fn is_in_memory(&self) -> bool {
+        self.owned.is_some()
     }
 
     /// Returns the launcher for a server under `side` whose directory is `directory`.
@@ -48,6 +67,7 @@ impl StoreDirectory {
     /// # Errors
     /// [`Failure`] when the directory of a log that emulates DAX cannot be made.
     pub fn launcher(&self, launcher: &Launcher, side: Side, directory: &Path) -> Result<Launcher> {
+        let launcher = launcher.with_logged_files(directory);
         let Some(name) = directory.file_name().filter(|_| side.logs_in_memory()) else {
             return Ok(launcher.with_log_in(directory));
         };

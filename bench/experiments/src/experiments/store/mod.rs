@@ -70,6 +70,14 @@ pub enum Compared {
     UncopyLog,
     /// `uncopy run --log`, with the log in memory to emulate persistent memory
     LogEmulatedDax,
+    /// A log that has the only copy (`--log-mode only`), and all copies made
+    OnlyCopied,
+    /// The same with uncopy's heap
+    OnlyHeap,
+    /// Copies in the program elided; the log's record is a copy
+    OnlyApiCopied,
+    /// Copies in the program elided, and input received into the log's memory
+    Only,
 }
 
 impl Compared {
@@ -79,6 +87,10 @@ impl Compared {
             Self::Uncopy => Side::Uncopy,
             Self::UncopyLog => Side::Log,
             Self::LogEmulatedDax => Side::LogInMemory,
+            Self::OnlyCopied => Side::OnlyCopying,
+            Self::OnlyHeap => Side::OnlyHeapOnly,
+            Self::OnlyApiCopied => Side::OnlyApiCopying,
+            Self::Only => Side::Only,
         }
     }
 }
@@ -141,10 +153,14 @@ pub struct Store {
         long,
         value_name = "SIDE,...",
         default_value = "preallocated,uncopy,uncopy-log",
+        default_value_if("emulate_dax", "true", "uncopy,only-copied,only-heap,only-api-copied,only"),
         value_delimiter = ',',
         value_enum
     )]
     pub sides: Vec<Compared>,
+    /// Keep the files of all sides in memory, which emulates persistent memory, and compare logs that have the only copy
+    #[arg(long)]
+    pub emulate_dax: bool,
     /// Directory on a disk in which the temporary directory of the files is created
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
@@ -156,10 +172,12 @@ pub struct Store {
 
 impl Experiment for Store {
     fn run(&self) -> Result<Outcome> {
-        let store_directory = StoreDirectory::of(
-            &self.dir,
-            if self.common.quick { QUICK_MIN_FREE_BYTES } else { MIN_FREE_BYTES },
-        )?;
+        let min_free_bytes = if self.common.quick { QUICK_MIN_FREE_BYTES } else { MIN_FREE_BYTES };
+        let store_directory = if self.emulate_dax {
+            StoreDirectory::in_memory()
+        } else {
+            StoreDirectory::of(&self.dir, min_free_bytes)
+        }?;
         noise::enable_idle_loops(false);
         run_with_noise_reduction(&self.common, |launcher, progress| {
             Ok(self.measure(launcher, &store_directory, progress))

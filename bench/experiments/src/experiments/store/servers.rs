@@ -36,7 +36,11 @@ pub fn redis(
     (fsync, size_bytes, count): (&'static str, usize, usize),
 ) -> Result<Box<dyn RunningServer>> {
     let program = programs.path(REDIS.program)?;
-    let append_only = AppendOnly::Synced(fsync, store_directory.path());
+    let append_only = if store_directory.is_in_memory() {
+        AppendOnly::Rewritten(fsync, store_directory.path())
+    } else {
+        AppendOnly::Synced(fsync, store_directory.path())
+    };
     let redis = RedisServer::start_with(append_only, |arguments: &[OsString], directory| {
         let launcher = store_directory.launcher(launcher, side, directory.path())?;
         let mut command = launcher.command(side, program.as_os_str(), arguments);
@@ -44,7 +48,7 @@ pub fn redis(
         start_server(command, REDIS.program, directory)
     })?;
     let loaded = LoadedRedis::new(redis, Workload::Set, size_bytes, count)?;
-    Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
+    Ok(Box::new(if store_directory.is_in_memory() { loaded } else { loaded.with_log_limit(LOG_LIMIT_BYTES) }))
 }
 
 /// Starts a program that writes rows of `row_bytes` to a table, one per transaction.

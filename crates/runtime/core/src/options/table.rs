@@ -137,6 +137,20 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Whether writes go to the page cache and, when they are synced, to the log, or at first only to the log, which must lie in persistent memory (DAX) [default: beside]",
     },
     OptionSpec {
+        flag: "api-copies",
+        variable: "UNCOPY_API_COPIES",
+        value: Some("elide|make"),
+        bare: None,
+        help: "With --log-mode only: whether a record refers to bytes that were received into the log's memory, or has a copy of them [default: elide]",
+    },
+    OptionSpec {
+        flag: "optimistic",
+        variable: "UNCOPY_OPTIMISTIC",
+        value: Some("on|off"),
+        bare: None,
+        help: "With --log-mode only: whether input whose bytes usually reach the log is received straight into the log's memory [default: on]",
+    },
+    OptionSpec {
         flag: "log-emulate-dax",
         variable: "UNCOPY_LOG_EMULATE_DAX",
         value: None,

@@ -15,17 +15,18 @@ mod end;
 use super::client::answer;
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
-use crate::mapped::file::{Backing, MappedLog, NO_CHUNKS, supports_file};
+use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
 use crate::mark::{self, Owner};
 use crate::messages::{
     ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
 };
-use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, State, UNRELIABLE};
+use crate::state::{FAILED, FileSlot, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
 use uncopy_mapped::digest::{Batch, Digester, Limits};
 use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::mapping::Mapping;
+use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::table::{Entry, FileId};
 use uncopy_sys::background::{was_notified, watch_process};
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
@@ -72,12 +73,15 @@ struct Client<'a> {
     state: &'static State,
     log: &'a MappedLog,
     digester: Digester<&'a Mapping>,
+    memory: LogMemory<'a>,
     owner: Owner,
     files: [Option<Held>; MAX_FILES],
     /// Set once the log must keep its records for a recovery. No file is adopted any more.
     kept: Option<Errno>,
     /// Whether the program ends and waits for this thread to finish.
     waits: bool,
+    /// Whether the service ends. Slots stay as they are: a program that still runs must not append.
+    is_ending: bool,
     /// Time of the last [`Self::digest`].
     digested_at: Instant,
 }
@@ -106,7 +110,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
     let superblock = *digester.reader().superblock();
     let (joint, state_fd) = JointMemory::make(c"uncopy-log", STATE_BYTES)?;
     let is_persistent = u64::from(log.backing() == Backing::Persistent);
-    let welcome = [WELCOME_MAPPED, superblock.log, superblock.len_bytes, is_persistent];
+    let welcome = [WELCOME_MAPPED, superblock.log, log.memory().len_bytes() as u64, is_persistent];
     let sent = seqpacket::send_with(link, &welcome, Some(&state_fd))
         .and_then(|()| seqpacket::send_with(link, &[LOG], Some(log.fd())));
     if let Err(errno) = sent {
@@ -120,10 +124,12 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
         state: unsafe { joint.as_ref() },
         log,
         digester,
+        memory: LogMemory::new(log.memory(), &superblock),
         owner: Owner { log: superblock.log, path: log.path.clone() },
         files: [const { None }; MAX_FILES],
         kept: None,
         waits: false,
+        is_ending: false,
         digested_at: Instant::now(),
     };
     Ok((client, joint))
@@ -156,14 +162,16 @@ impl Client<'_> {
         let is_dead = || watched.is_some_and(wait::is_ready);
         loop {
             wait::for_any([link, bell].into_iter().chain(watched), self.timeout_ms());
-            if was_notified(bell) {
+            let is_due = self.digested_at.elapsed() >= INTERVAL;
+            // Without the bell, too: it may have failed to ring.
+            if was_notified(bell) || is_due {
                 self.stop_contended();
             }
             if !self.handle_requests(link) || is_dead() {
                 break;
             }
             self.withdraw_stopped();
-            if self.digested_at.elapsed() >= INTERVAL {
+            if is_due {
                 // Tried again at the next one, and reported to a request that waits for it.
                 let _ = self.digest();
             }
@@ -312,26 +320,25 @@ impl Client<'_> {
 
     /// Settles a file for the program, which asks for it.
     fn drop_file(&mut self, slot: usize) -> Result<(), Errno> {
-        let result = match self.files[slot].as_ref().map(|held| held.stage) {
-            Some(Stage::Logged | Stage::Stopped) => self.settle(slot),
-            Some(Stage::GivenUp(errno)) => {
-                self.release(slot);
-                return Err(errno);
+        let stage = self.files[slot].as_ref().map(|held| held.stage);
+        if matches!(stage, Some(Stage::Logged | Stage::Stopped))
+            && let Err(error) = self.settle(slot)
+        {
+            if error.is_of_log() {
+                self.abandon_log(error.errno(), Some(slot));
             }
-            Some(Stage::Withdrawn) | None => Ok(()),
-        };
-        if result.is_ok() {
-            self.release(slot);
+            return Err(error.errno());
         }
-        result
+        self.release(slot);
+        if let Some(Stage::GivenUp(errno)) = stage { Err(errno) } else { Ok(()) }
     }
 
     /// Writes a file's records to it and gives it back to the kernel.
-    fn settle(&mut self, slot: usize) -> Result<(), Errno> {
+    fn settle(&mut self, slot: usize) -> Result<(), DigestError> {
         let Some(held) = &self.files[slot] else { return Ok(()) };
         let through = self.announced();
         if !self.log.is_whole() {
-            return Err(self.keep_log(Errno(libc::EIO)));
+            return Err(DigestError::Truncated);
         }
         let is_unlinked = file::status(&held.fd).is_ok_and(|status| status.links == 0);
         if held.is_closed && is_unlinked {
@@ -339,12 +346,7 @@ impl Client<'_> {
             self.digester.forget(held.file);
             return Ok(());
         }
-        let known = self.known(slot);
-        let settled = digest::settle(&held.fd, known, &mut self.digester, held.file, through);
-        settled.map_err(|error| match error {
-            DigestError::File(errno) => errno,
-            DigestError::Log(_) => self.keep_log(error.errno()),
-        })
+        digest::settle(&held.fd, self.known(slot), &mut self.digester, &self.memory, held.file, through)
     }
 
     /// Releases a file that has left the log, and frees its slot.
@@ -352,13 +354,21 @@ impl Client<'_> {
         if let Some(held) = self.files[slot].take() {
             file_lock::release_lease(&held.fd);
         }
-        self.known(slot).clear();
+        let known = self.known(slot);
+        if !self.is_ending {
+            known.clear();
+        } else if known.flags.load(Acquire) & FAILED == 0 {
+            known.flags.fetch_or(SETTLED, AcqRel);
+        }
     }
 
-    /// Stops the appends to those files that another process waits to open.
+    /// Stops the appends to those files that another process waits to open, or a forked child of the program to use.
     fn stop_contended(&mut self) {
-        let contended =
-            self.slots(|held| held.stage == Stage::Logged && !file_lock::has_unbroken_lease(&held.fd));
+        let is_touched = |slot: usize| self.known(slot).flags.load(Acquire) & TOUCHED != 0;
+        let is_contended = |(slot, held): &(usize, &Held)| {
+            held.stage == Stage::Logged && (is_touched(*slot) || !file_lock::has_unbroken_lease(&held.fd))
+        };
+        let contended: Vec<usize> = self.held().filter(is_contended).map(|(slot, _)| slot).collect();
         self.stop(&contended);
         if contended.into_iter().any(|slot| self.known(slot).is_appending()) {
             // The kernel lets the others in after `lease-break-time` (proc(5)), even if the program is stopped
@@ -385,7 +395,7 @@ impl Client<'_> {
             }
             match self.settle(slot) {
                 Ok(()) => self.withdraw(slot),
-                Err(errno) => self.give_up(slot, errno),
+                Err(error) => self.abandon_log(error.errno(), Some(slot)),
             }
         }
     }
@@ -394,38 +404,54 @@ impl Client<'_> {
     fn withdraw(&mut self, slot: usize) {
         let Some(held) = &mut self.files[slot] else { return };
         held.stage = Stage::Withdrawn;
+        self.state.slots[slot].flags.fetch_or(SETTLED, AcqRel);
         file_lock::release_lease(&held.fd);
         if held.is_closed {
             self.release(slot);
         }
     }
 
-    /// Leaves a file's records to a recovery, and the file to any process.
-    fn give_up(&mut self, slot: usize, errno: Errno) {
-        let known = self.known(slot);
-        known.error.store(errno.0.cast_unsigned(), Release);
-        known.flags.fetch_or(UNRELIABLE | FAILED, AcqRel);
-        self.keep_log(errno);
-        let Some(held) = &mut self.files[slot] else { return };
-        held.stage = Stage::GivenUp(errno);
-        file_lock::release_lease(&held.fd);
-        if held.is_closed {
-            self.release(slot);
+    /// Makes the log keep its records for a recovery, because those of `failed` are not in the file, or the log itself
+    /// has failed. All other files leave the log.
+    fn abandon_log(&mut self, errno: Errno, failed: Option<usize>) {
+        let logged = self.slots(|held| held.stage == Stage::Logged);
+        self.stop(&logged);
+        let mut given_up: Vec<(usize, Errno)> = failed.into_iter().map(|slot| (slot, errno)).collect();
+        for slot in self.slots(|held| held.stage == Stage::Stopped) {
+            // An append in progress is waited for later.
+            if failed == Some(slot) || self.known(slot).is_appending() {
+                continue;
+            }
+            match self.settle(slot) {
+                Ok(()) => self.withdraw(slot),
+                Err(error) => given_up.push((slot, error.errno())),
+            }
         }
+        self.give_up(errno, given_up);
     }
 
-    /// Makes the log keep its records for a recovery, and takes all other files out of it. Returns `errno`.
-    fn keep_log(&mut self, errno: Errno) -> Errno {
-        if self.kept.replace(self.kept.unwrap_or(errno)).is_none() {
-            let others = self.slots(|held| held.stage == Stage::Logged);
-            self.stop(&others);
+    /// Leaves the records of files to a recovery, and the files to any process. The checkpoint has the time until which
+    /// only the keeper wrote to them.
+    fn give_up(&mut self, errno: Errno, files: Vec<(usize, Errno)>) {
+        if self.kept.is_none() {
+            self.kept = Some(errno);
+            if self.log.is_whole() {
+                self.digester.note_failure(errno.0.cast_unsigned(), clock::wall_ns());
+                // Later writes by other processes must have later time stamps than the checkpoint.
+                (0..TICK_DOZES).for_each(|_| clock::sleep_10_ms());
+            }
         }
-        if self.log.is_whole() {
-            self.digester.note_failure(errno.0.cast_unsigned(), clock::wall_ns());
-            // Later writes by other processes must have later time stamps than the checkpoint.
-            (0..TICK_DOZES).for_each(|_| clock::sleep_10_ms());
+        for (slot, errno) in files {
+            let known = self.known(slot);
+            known.error.store(errno.0.cast_unsigned(), Release);
+            known.flags.fetch_or(UNRELIABLE | FAILED, AcqRel);
+            let Some(held) = &mut self.files[slot] else { continue };
+            held.stage = Stage::GivenUp(errno);
+            file_lock::release_lease(&held.fd);
+            if held.is_closed {
+                self.release(slot);
+            }
         }
-        errno
     }
 
     /// Writes everything that is committed to the files, and retires it. Returns the first error; the records are
@@ -438,8 +464,8 @@ impl Client<'_> {
         for slot in closed {
             match self.settle(slot) {
                 Ok(()) => self.release(slot),
-                Err(errno) => {
-                    result = result.and(Err(errno));
+                Err(error) => {
+                    result = result.and(Err(error.errno()));
                     // Retried at the next digest.
                     self.files[slot].iter_mut().for_each(|held| held.stage = Stage::Logged);
                 }
@@ -453,8 +479,18 @@ impl Client<'_> {
         if let Some(errno) = self.kept {
             return Err(errno);
         }
+        let result = self.digest_committed();
+        if let Err(error) = result
+            && error.is_of_log()
+        {
+            self.abandon_log(error.errno(), None);
+        }
+        result.map_err(DigestError::errno)
+    }
+
+    fn digest_committed(&mut self) -> Result<(), DigestError> {
         if !self.log.is_whole() {
-            return Err(self.keep_log(Errno(libc::EIO)));
+            return Err(DigestError::Truncated);
         }
         let announced = self.announced();
         self.digester.heartbeat(clock::wall_ns());
@@ -462,11 +498,9 @@ impl Client<'_> {
         let from = self.digester.reader().checkpoint().tail;
         // The program may append meanwhile: one lap is enough.
         while self.digester.reader().checkpoint().tail.since(from) < ring_bytes {
-            let batch = self.digester.plan(NO_CHUNKS, Limits::default());
-            let batch = batch.map_err(|damage| self.keep_log(DigestError::Log(damage).errno()))?;
+            let batch = self.digester.plan(&self.memory.chunks()[..], Limits::default())?;
             if batch.is_empty() {
-                let ended = digest::check_end(batch.through, announced);
-                return ended.map_err(|damage| self.keep_log(DigestError::Log(damage).errno()));
+                return Ok(digest::check_end(batch.through, announced)?);
             }
             self.carry_out(&batch)?;
             self.digester.retire(&batch, clock::wall_ns());
@@ -484,7 +518,7 @@ impl Client<'_> {
         for plan in &batch.files {
             // A file that is not held, though its records count: no recovery will find its mark.
             let fd = file_of(plan.file).ok_or(Errno(libc::EBADF));
-            match fd.and_then(|fd| digest::carry_out(fd, plan, self.log.memory()).map(|()| fd)) {
+            match fd.and_then(|fd| digest::carry_out(fd, plan, &self.memory).map(|()| fd)) {
                 Ok(fd) => written.push(fd),
                 Err(errno) => result = result.and(Err(errno)),
             }

@@ -9,7 +9,6 @@
 
 use crate::mark;
 use crate::state::FileSlot;
-use core::borrow::Borrow;
 use core::sync::atomic::Ordering::Acquire;
 use uncopy_mapped::digest::{Digester, Limits};
 use uncopy_mapped::layout::Lsn;
@@ -17,14 +16,13 @@ use uncopy_mapped::mapping::Mapping;
 use uncopy_mapped::memory::Persistent;
 use uncopy_mapped::plan::{FilePlan, FileWrite};
 use uncopy_mapped::reader::Damage;
-use uncopy_mapped::record::Source;
 use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::Descriptor;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::file;
 use uncopy_sys::iovec::Part;
 
-use super::file::NO_CHUNKS;
+use super::file::LogMemory;
 
 /// Length of a unit of [`Status::blocks`](file::Status::blocks), bytes.
 const BLOCK_BYTES: u64 = 512;
@@ -36,15 +34,24 @@ pub enum DigestError {
     File(Errno),
     /// The log is damaged.
     Log(Damage),
+    /// The log's file has become shorter.
+    Truncated,
 }
 
 impl DigestError {
+    /// Whether the log has failed, and not only a file.
+    #[must_use]
+    pub const fn is_of_log(self) -> bool {
+        !matches!(self, Self::File(_))
+    }
+
     /// Returns the error number; EUCLEAN for a damaged log.
     #[must_use]
     pub const fn errno(self) -> Errno {
         match self {
             Self::File(errno) => errno,
             Self::Log(_) => Errno(libc::EUCLEAN),
+            Self::Truncated => Errno(libc::EIO),
         }
     }
 }
@@ -78,13 +85,12 @@ fn is_empty(plan: &FilePlan) -> bool {
 fn write(
     fd: impl Descriptor,
     write: &FileWrite,
-    memory: &Mapping,
+    memory: &LogMemory<'_>,
     parts: &mut Vec<Part>,
 ) -> Result<(), Errno> {
     parts.clear();
     for extent in &write.sources {
-        let Source::Inline(at) = extent.source else { return Err(Errno(libc::EUCLEAN)) };
-        let address = memory.address(at, extent.len_bytes).ok_or(Errno(libc::EUCLEAN))?;
+        let address = memory.address(extent.source, extent.len_bytes).ok_or(Errno(libc::EUCLEAN))?;
         parts.push(Part { address: address as usize, len_bytes: extent.len_bytes });
     }
     file::write_parts_at(fd, write.offset, parts)
@@ -95,7 +101,7 @@ fn write(
 /// # Errors
 /// The error of the first operation that fails. EUCLEAN if bytes are not in the log. EFAULT if the log's file has
 /// become shorter.
-pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &Mapping) -> Result<(), Errno> {
+pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &LogMemory<'_>) -> Result<(), Errno> {
     if is_empty(plan) {
         return Ok(());
     }
@@ -108,22 +114,20 @@ pub fn carry_out(fd: impl Descriptor, plan: &FilePlan, memory: &Mapping) -> Resu
     plan.grow_to.map_or(Ok(()), |size| file::truncate(fd, size))
 }
 
-/// Writes the committed records of one file to it, durably, and makes them void. `through`: the end of the records
-/// that are known to be committed, or 0; if the log has fewer, it is damaged.
-///
-/// # Errors
-/// See [`DigestError`]. The records stay.
-pub fn digest_file<M: Persistent + Borrow<Mapping>>(
+/// Writes the committed records of one file to it, durably. `through`: the end of the records that are known to be
+/// committed, or 0; if the log has fewer, it is damaged.
+fn write_all<M: Persistent>(
     fd: impl Descriptor,
     digester: &mut Digester<M>,
+    memory: &LogMemory<'_>,
     file: FileId,
     through: Lsn,
 ) -> Result<(), DigestError> {
     let (mut from, mut has_written) = (None, false);
     loop {
-        let batch = digester.plan_file(NO_CHUNKS, file, from, Limits::default())?;
+        let batch = digester.plan_file(&memory.chunks()[..], file, from, Limits::default())?;
         if let Some(plan) = batch.plan.filter(|plan| !is_empty(plan)) {
-            carry_out(fd, &plan, digester.reader().memory().borrow())?;
+            carry_out(fd, &plan, memory)?;
             has_written = true;
         }
         from = Some(batch.through);
@@ -135,8 +139,6 @@ pub fn digest_file<M: Persistent + Borrow<Mapping>>(
     if has_written {
         file::sync_data(fd)?;
     }
-    // Rule 10 of the log: before the mark goes and others may change the file.
-    digester.forget(file);
     Ok(())
 }
 
@@ -157,20 +159,6 @@ pub fn forget_all(memory: &Mapping) {
     }
 }
 
-/// Gives a file that has all bytes of its records back to the kernel: file offset, O_APPEND, blocks behind the end,
-/// mark.
-///
-/// # Errors
-/// An error of the kernel. The mark may remain, and names a log without records for the file.
-pub fn give_back(fd: impl Descriptor, slot: &FileSlot) -> Result<(), Errno> {
-    file::set_position(fd, slot.position.load(Acquire))?;
-    if slot.is_append.load(Acquire) != 0 {
-        file::set_flags(fd, file::flags(fd)? | libc::O_APPEND)?;
-    }
-    trim(fd);
-    mark::remove(fd)
-}
-
 /// Frees blocks that were allocated behind the end of a file. They do no harm if that fails.
 pub fn trim(fd: impl Descriptor) {
     let Ok(status) = file::status(fd) else { return };
@@ -179,20 +167,32 @@ pub fn trim(fd: impl Descriptor) {
     }
 }
 
-/// Takes a file out of the log: writes its records to it, makes them void, and gives the file back to the kernel. The
-/// program appends no more for it. `through`: see [`digest_file`]. The caller releases the lease and clears the slot afterwards.
+/// Takes a file out of the log: writes its records to it, gives it the program's offset and O_APPEND, makes the records
+/// void, and removes the mark. The program appends no more for the file. The caller releases the lease and clears the slot
+/// afterwards. `through`: the end of the records that are known to be committed, or 0; if the log has fewer, it is
+/// damaged.
 ///
-/// This can be called by the keeper, and by the program after the keeper's death.
+/// The keeper calls this, and the program after the keeper's death.
 ///
 /// # Errors
-/// See [`DigestError`]. The records stay, or are in the file already; this may be called again.
-pub fn settle<M: Persistent + Borrow<Mapping>>(
+/// See [`DigestError`]. The records stay, and this may be called again. Once they are void, nothing fails: a mark that
+/// remains names a log without records for the file.
+pub fn settle<M: Persistent>(
     fd: impl Descriptor,
     slot: &FileSlot,
     digester: &mut Digester<M>,
+    memory: &LogMemory<'_>,
     file: FileId,
     through: Lsn,
 ) -> Result<(), DigestError> {
-    digest_file(fd, digester, file, through)?;
-    Ok(give_back(fd, slot)?)
+    write_all(fd, digester, memory, file, through)?;
+    file::set_position(fd, slot.position.load(Acquire))?;
+    if slot.is_append.load(Acquire) != 0 {
+        file::set_flags(fd, file::flags(fd)? | libc::O_APPEND)?;
+    }
+    // Rule 10 of the log: before the mark goes and others may change the file.
+    digester.forget(file);
+    trim(fd);
+    let _ = mark::remove(fd);
+    Ok(())
 }

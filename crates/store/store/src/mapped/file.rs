@@ -6,11 +6,13 @@
 use crate::log_files::{self, LockedLog, c_path, machine};
 use core::fmt;
 use std::path::{Path, PathBuf};
+use uncopy_mapped::chunks::Rest;
 use uncopy_mapped::layout::{self, Superblock};
 use uncopy_mapped::log::EmptyLog;
 use uncopy_mapped::mapping::{Flushing, Mapping};
 use uncopy_mapped::memory::{LINE_BYTES, Persistent};
 use uncopy_mapped::reader::Reader;
+use uncopy_mapped::record::Source;
 use uncopy_mapped::recovery::Recovery;
 use uncopy_sys::descriptor::{Descriptor, OwnRef};
 use uncopy_sys::errno::Errno;
@@ -18,7 +20,8 @@ use uncopy_sys::{PAGE_BYTES, file, file_lock, ids, mem};
 
 /// Last part of a mapped log's name.
 pub const SUFFIX: &str = "mapped";
-/// Chunks of a log whose records have inline bytes only.
+/// No chunks, for logs of tests whose records have inline bytes only.
+#[cfg(test)]
 pub const NO_CHUNKS: &[Mapping] = &[];
 /// Entries of the table of files: four times the files that a program can have in the log at once, because an
 /// entry is free again only after the next digest.
@@ -117,6 +120,47 @@ pub fn is_mapped(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == SUFFIX)
 }
 
+/// Memory of a log's file: the log, and chunk 0 of its records behind it.
+///
+/// ```text
+/// 0            length of the log, rounded up to pages          end of the file
+/// │ the log   │ chunk 0: input of the program that records refer to │
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct LogMemory<'a> {
+    memory: &'a Mapping,
+    chunk_at: usize,
+}
+
+impl<'a> LogMemory<'a> {
+    /// Returns the memory of a log's whole file.
+    #[must_use]
+    pub fn new(memory: &'a Mapping, superblock: &Superblock) -> Self {
+        let log_bytes = usize::try_from(superblock.len_bytes).unwrap_or(usize::MAX);
+        let chunk_at = log_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
+        Self { memory, chunk_at: chunk_at.min(memory.len_bytes()) }
+    }
+
+    /// Returns the chunks that records may refer to.
+    #[must_use]
+    pub fn chunks(&self) -> [Rest<'a, Mapping>; 1] {
+        [Rest::new(self.memory, self.chunk_at)]
+    }
+
+    /// Returns the address of a record's bytes, for system calls; `None`: they are not in the file.
+    #[must_use]
+    pub fn address(&self, source: Source, len_bytes: usize) -> Option<*const u8> {
+        match source {
+            Source::Inline(at) => self.memory.address(at, len_bytes),
+            Source::Chunk { chunk: 0, at } => {
+                let at = usize::try_from(at).ok()?.checked_add(self.chunk_at)?;
+                self.memory.address(at, len_bytes)
+            }
+            Source::Chunk { .. } => None,
+        }
+    }
+}
+
 /// An open and mapped log.
 #[derive(Debug)]
 pub struct MappedLog {
@@ -175,6 +219,14 @@ impl MappedLog {
         &self.mapping
     }
 
+    /// Returns the memory of the log and of its chunks.
+    ///
+    /// # Errors
+    /// The reason why there is no log.
+    pub fn contents(&self) -> Result<LogMemory<'_>, layout::Unreadable> {
+        Ok(LogMemory::new(&self.mapping, Reader::open(&self.mapping)?.superblock()))
+    }
+
     /// Returns the descriptor of the log.
     #[must_use]
     pub const fn fd(&self) -> OwnRef {
@@ -218,10 +270,12 @@ pub fn open_or_create_empty(
     let lock = file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
     // The directory is locked exclusively only for a moment, by `is_being_made`.
     let _ = file_lock::lock_shared(&lock);
-    let len_bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
+    let file_bytes = len_bytes.next_multiple_of(2 * PAGE_BYTES as u64);
+    // The other half is chunk 0.
+    let len_bytes = file_bytes / 2;
     let may_use = |backing| backing == Backing::Persistent || backing == Backing::Emulated && emulates;
     for path in logs(directory).unwrap_or_default() {
-        if let Some(log) = reuse(&path, len_bytes).filter(|log| may_use(log.backing)) {
+        if let Some(log) = reuse(&path, file_bytes).filter(|log| may_use(log.backing)) {
             return Ok(log);
         }
     }
@@ -234,19 +288,22 @@ pub fn open_or_create_empty(
         directory,
         file,
         &Superblock { log: id, machine: machine(), len_bytes, entries: ENTRIES },
+        file_bytes,
         is_needed,
     )
 }
 
-fn reuse(path: &Path, len_bytes: u64) -> Option<MappedLog> {
+fn reuse(path: &Path, file_bytes: u64) -> Option<MappedLog> {
     let log = MappedLog::open(path).ok()?;
     let reader = Reader::open(log.memory()).ok()?;
     let (superblock, checkpoint) = (*reader.superblock(), *reader.checkpoint());
-    let is_fit = superblock.len_bytes == len_bytes && superblock.machine == machine();
+    let is_long = log.memory().len_bytes() as u64 == file_bytes;
+    let is_fit = is_long && superblock.len_bytes == file_bytes / 2 && superblock.machine == machine();
     // The blocks may be missing, if somebody has copied the file; and leftovers must not look like records.
     let is_empty = || {
-        file::allocate(log.fd(), len_bytes).is_ok()
-            && Recovery::open(log.memory(), NO_CHUNKS, log_files::boot())
+        let memory = LogMemory::new(log.memory(), &superblock);
+        file::allocate(log.fd(), file_bytes).is_ok()
+            && Recovery::open(log.memory(), &memory.chunks()[..], log_files::boot())
                 .is_ok_and(|found| found.finish().is_ok())
     };
     (checkpoint.process == 0 && is_fit && is_empty()).then_some(log)
@@ -257,11 +314,12 @@ fn create(
     directory: &Path,
     file: LockedLog,
     superblock: &Superblock,
+    file_bytes: u64,
     is_needed: &dyn Fn() -> bool,
 ) -> Result<MappedLog, Errno> {
     let fd = file.device().fd;
     // Allocated, because a store to a page without room on the file system would be SIGBUS.
-    file::allocate(fd, superblock.len_bytes)?;
+    file::allocate(fd, file_bytes)?;
     let path = directory.join(format!("{:016x}.{SUFFIX}", superblock.log));
     let log = MappedLog::map(path, file).map_err(|why| match why {
         Unreadable::File(errno) => errno,
@@ -270,11 +328,11 @@ fn create(
     if log.backing == Backing::Persistent {
         // Later stores need no change of metadata, which a fault of MAP_SYNC would wait for.
         let zeroes = vec![0; STEP_BYTES];
-        for at in (0..superblock.len_bytes).step_by(STEP_BYTES) {
+        for at in (0..file_bytes).step_by(STEP_BYTES) {
             if !is_needed() {
                 return Err(Errno(libc::ECANCELED));
             }
-            let len = (superblock.len_bytes - at).min(STEP_BYTES as u64) as usize;
+            let len = (file_bytes - at).min(STEP_BYTES as u64) as usize;
             file::write_at(fd, at, &zeroes[..len])?;
         }
         file::sync(fd)?;

@@ -15,3 +15,5 @@
 pub mod digest;
 pub mod file;
 pub mod recover;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -9,7 +9,7 @@
 //! A file that was recovered is forgotten, then loses its mark: it gets no bytes again while the log is kept for others.
 
 use super::digest::{carry_out, forget_all, trim};
-use super::file::{Backing, MappedLog, NO_CHUNKS, Unreadable};
+use super::file::{Backing, LogMemory, MappedLog, Unreadable};
 use crate::layout;
 use crate::log_files::{
     LockedLog, MAX_SILENCE_NS, OnDisk, Outcome, Recovered, RecoveryOptions, boot, machine,
@@ -47,6 +47,22 @@ pub fn is_in_use(path: &Path) -> bool {
     matches!(LockedLog::open_by(path, 0), Err(Errno::EAGAIN))
 }
 
+/// Returns whether a log is still in use although its program has ended: its keeper is about to empty it, or to end.
+#[must_use]
+pub fn is_being_released(path: &Path) -> bool {
+    let Ok((log, true)) = MappedLog::open_to_read(path) else { return false };
+    let Ok(reader) = Reader::open(log.memory()) else { return false };
+    let process = reader.checkpoint().process;
+    process != 0 && !process_runs(process)
+}
+
+/// Whether a process runs: it exists and has not ended as a zombie (proc(5), `/proc/pid/stat`).
+fn process_runs(process: u64) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let state = status.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
 /// Description of a mapped log.
 #[derive(Clone, Debug)]
 pub struct Summary {
@@ -74,7 +90,7 @@ pub struct Summary {
 /// The reason why the log cannot be read.
 pub fn inspect(path: &Path) -> Result<Summary, Unreadable> {
     let (log, is_in_use) = MappedLog::open_to_read(path)?;
-    let recovery = Recovery::open(log.memory(), NO_CHUNKS, boot())?;
+    let recovery = Recovery::open(log.memory(), &log.contents()?.chunks()[..], boot())?;
     let reader = recovery.reader();
     let (mut records, mut bytes) = (0, 0);
     for file in recovery.summary().values().filter(|file| file.identity.is_some()) {
@@ -124,8 +140,11 @@ pub fn recover(path: &Path, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
 }
 
 fn recover_log(log: &MappedLog, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
-    let mut recovery = match Recovery::open(log.memory(), NO_CHUNKS, boot()) {
-        Ok(recovery) => recovery,
+    let opened = log
+        .contents()
+        .and_then(|memory| Ok((memory, Recovery::open(log.memory(), &memory.chunks()[..], boot())?)));
+    let (memory, mut recovery) = match opened {
+        Ok(opened) => opened,
         Err(why) => return Ok(Outcome::UnreadableMapped(why)),
     };
     let (superblock, checkpoint) = (*recovery.reader().superblock(), *recovery.reader().checkpoint());
@@ -149,7 +168,7 @@ fn recover_log(log: &MappedLog, ways: &RecoveryOptions) -> Result<Outcome, Errno
         // The time until which the recovery itself may write to the files.
         recovery.note_time(clock::wall_ns().saturating_add(MAX_SILENCE_NS));
     }
-    if let Err(errno) = found.write(&mut recovery, log.memory(), is_emptied) {
+    if let Err(errno) = found.write(&mut recovery, &memory, is_emptied) {
         if has_all {
             // A repeated recovery then overwrites only files that nobody else has written to.
             recovery.note_time(clock::wall_ns());
@@ -236,10 +255,15 @@ impl Found {
     }
 
     /// Writes all records to the files that were found. `retires`: nothing of the log is needed afterwards.
-    fn write(&self, recovery: &mut Recovery<&Mapping>, memory: &Mapping, retires: bool) -> Result<(), Errno> {
+    fn write(
+        &self,
+        recovery: &mut Recovery<&Mapping>,
+        memory: &LogMemory<'_>,
+        retires: bool,
+    ) -> Result<(), Errno> {
         let mut from = recovery.reader().checkpoint().tail;
         loop {
-            let batch = recovery.plan_from(NO_CHUNKS, from, Limits::default());
+            let batch = recovery.plan_from(&memory.chunks()[..], from, Limits::default());
             // Not reached: damage was found when the log was opened.
             let Some(batch) = batch.map_err(|_| Errno(libc::EUCLEAN))? else { return Ok(()) };
             self.write_batch(&batch, memory)?;
@@ -250,7 +274,7 @@ impl Found {
         }
     }
 
-    fn write_batch(&self, batch: &Batch, memory: &Mapping) -> Result<(), Errno> {
+    fn write_batch(&self, batch: &Batch, memory: &LogMemory<'_>) -> Result<(), Errno> {
         let mut written = Vec::new();
         for plan in &batch.files {
             if let Some((_, FileLookup::File(fd))) = self.0.get(&plan.file) {

@@ -7,7 +7,8 @@ use super::chunk_pool::{ChunkPool, ChunkRun};
 use crate::layout::Identity;
 use crate::lock;
 use crate::log_files::boot;
-use core::ops::Range;
+use crate::mapped::file::LogMemory;
+use crate::state::{Moment, State};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::Mutex;
 use uncopy_core::addr::PAGE_BYTES;
@@ -37,8 +38,8 @@ pub struct MappedLog {
     file: OwnRef,
     is_persistent: bool,
     log: Mutex<Log<Mapping>>,
-    /// Chunk 0, the memory behind the log; empty if the file ends with the log.
-    chunks: Vec<Mapping>,
+    /// The log and chunk 0 behind it.
+    all: Mapping,
     pool: ChunkPool,
     /// End of the log's memory, bytes from its beginning, whose pages are mapped.
     mapped_bytes: AtomicUsize,
@@ -46,28 +47,25 @@ pub struct MappedLog {
     looked_ms: AtomicU64,
 }
 
-/// Returns a range of the file's memory.
-fn mapping(memory: &FileMapping, range: Range<usize>, is_persistent: bool) -> Result<Mapping, Errno> {
+/// Returns the file's memory as a value of its own for each user.
+fn mapping(memory: &FileMapping, is_persistent: bool) -> Result<Mapping, Errno> {
     let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
-    let base = (memory.address() + range.start) as *mut u8;
-    // SAFETY: the range is within the file, which is mapped writable until `FileMapping::detach`, after which no file is
-    // in the log. This process uses the memory of the log through values of this type only. Records are streamed into
-    // room that no other thread accesses: the log's lock is held, and a digester reads committed records, which follow
-    // a fence. Chunks are only flushed through this type, and read by a digester once a record refers to them.
-    let mapping = unsafe { Mapping::new(base, range.len(), flushing) };
+    // SAFETY: the file is mapped writable until `FileMapping::detach`, after which no file is in the log. This process
+    // uses the memory of the log through values of this type only. Records are streamed into room that no other thread
+    // accesses: the log's lock is held, and a digester reads committed records, which follow a fence. Chunk 0 is only
+    // flushed through this type, and read by a digester once a record refers to it.
+    let mapping = unsafe { Mapping::new(memory.address() as *mut u8, memory.len_bytes(), flushing) };
     mapping.ok_or(Errno::EINVAL)
 }
 
-/// The log and the chunks in a file.
-fn split(memory: &FileMapping, is_persistent: bool) -> Result<(Recovery<Mapping>, Vec<Mapping>), Errno> {
+/// Finds an empty log in a file, and makes this process its writer.
+fn open(memory: &FileMapping, all: &Mapping, is_persistent: bool) -> Result<Log<Mapping>, Errno> {
     let proto = Errno(libc::EPROTO);
-    let all = 0..memory.len_bytes();
-    let reader = Reader::open(mapping(memory, all.clone(), is_persistent)?).map_err(|_| proto)?;
-    let log_bytes = usize::try_from(reader.superblock().len_bytes).map_err(|_| proto)?;
-    let chunks = log_bytes.next_multiple_of(PAGE_BYTES)..all.end;
-    let chunks = if chunks.is_empty() { Vec::new() } else { vec![mapping(memory, chunks, is_persistent)?] };
-    let log = mapping(memory, 0..log_bytes, is_persistent)?;
-    Ok((Recovery::open(log, &chunks[..], boot()).map_err(|_| proto)?, chunks))
+    let reader = Reader::open(all).map_err(|_| proto)?;
+    let chunks = LogMemory::new(all, reader.superblock()).chunks();
+    let recovery = Recovery::open(mapping(memory, is_persistent)?, &chunks[..], boot()).map_err(|_| proto)?;
+    let empty = recovery.finish().map_err(|_| proto)?;
+    Ok(Log::attach(empty, boot(), u64::from(std::process::id())))
 }
 
 impl MappedLog {
@@ -81,17 +79,15 @@ impl MappedLog {
             return Err(Errno(libc::EPROTO));
         }
         let memory = FileMapping::new(file, len_bytes as usize, is_persistent)?;
-        let attached = split(&memory, is_persistent).and_then(|(recovery, chunks)| {
-            let empty = recovery.finish().map_err(|_| Errno(libc::EPROTO))?;
-            Ok((Log::attach(empty, boot(), u64::from(std::process::id())), chunks))
-        });
-        let (log, chunks) = attached.inspect_err(|_| {
+        let attached =
+            mapping(&memory, is_persistent).and_then(|all| Ok((open(&memory, &all, is_persistent)?, all)));
+        let (log, all) = attached.inspect_err(|_| {
             let _ = memory.detach(core::iter::empty());
         })?;
-        let pool_bytes = chunks.first().map_or(0, Mapping::len_bytes);
+        let pool_bytes = LogMemory::new(&all, log.superblock()).chunks()[0].len_bytes();
         let pool = ChunkPool::new(memory.address() + memory.len_bytes() - pool_bytes, pool_bytes);
         let (mapped_bytes, looked_ms) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Ok(Self { memory, file, is_persistent, log: Mutex::new(log), chunks, pool, mapped_bytes, looked_ms })
+        Ok(Self { memory, file, is_persistent, log: Mutex::new(log), all, pool, mapped_bytes, looked_ms })
     }
 
     /// Whether the log survives power loss.
@@ -122,22 +118,31 @@ impl MappedLog {
         file::status(self.file).is_ok_and(|status| status.len_bytes >= self.memory.len_bytes() as u64)
     }
 
-    /// Appends a write and makes it durable.
+    /// Appends a write, makes it durable, and announces the end of the records in `state`.
     ///
     /// # Errors
     /// See [`AppendError`]; `TooLong` also if the log was truncated.
-    pub fn append(&self, id: FileId, offset: u64, parts: &[Part<'_>]) -> Result<(), AppendError> {
+    pub fn append(
+        &self,
+        state: &State,
+        id: FileId,
+        offset: u64,
+        parts: &[Part<'_>],
+    ) -> Result<(), AppendError> {
         let mut log = lock(&self.log);
         if !self.is_whole() {
             return Err(AppendError::TooLong);
         }
         self.map_pages(&log, parts);
-        let end = log.append(&self.chunks[..], id, offset, parts)?;
+        let chunks = LogMemory::new(&self.all, log.superblock()).chunks();
+        let end = log.append(&chunks[..], id, offset, parts)?;
         let is_reference =
             |part: &Part<'_>| if let Part::Reference(reference) = part { Some(*reference) } else { None };
         // Before the commit: a digester may retire the record right after it.
         self.pool.pin(end, parts.iter().filter_map(is_reference));
         log.commit();
+        // The lock makes this the only thread.
+        state.set_moment(Moment { head: end.0, sequence: 0 });
         Ok(())
     }
 
@@ -177,7 +182,7 @@ impl MappedLog {
     /// retired; memory from [`MappedLog::alloc`] that was filled does not.
     #[must_use]
     pub unsafe fn part<'a>(&self, part: uncopy_sys::iovec::Part) -> Part<'a> {
-        match self.pool.reference(part) {
+        match self.pool.reference(part).filter(|_| super::REFERS.load(Relaxed)) {
             Some(reference) => Part::Reference(reference),
             // SAFETY: the caller promises that the bytes are readable. Another thread of the program may change them
             // meanwhile, as it may during write(2): the log then has either value of each byte.
@@ -219,8 +224,7 @@ impl MappedLog {
         if !self.is_whole() {
             return Err(Errno(libc::EIO));
         }
-        let log_bytes = lock(&self.log).superblock().len_bytes as usize;
-        Digester::open(mapping(&self.memory, 0..log_bytes, self.is_persistent)?).map_err(|_| Errno(libc::EIO))
+        Digester::open(mapping(&self.memory, self.is_persistent)?).map_err(|_| Errno(libc::EIO))
     }
 
     /// Returns the end of the records.
@@ -229,10 +233,10 @@ impl MappedLog {
         lock(&self.log).head()
     }
 
-    /// Returns the chunks that records refer to.
+    /// Returns the memory of the log and of its chunks.
     #[must_use]
-    pub fn chunks(&self) -> &[Mapping] {
-        &self.chunks
+    pub fn contents(&self) -> LogMemory<'_> {
+        LogMemory::new(&self.all, lock(&self.log).superblock())
     }
 
     /// Whether it is time to look whether the keeper lives.

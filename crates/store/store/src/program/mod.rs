@@ -80,10 +80,23 @@ static GLOBS: OnceLock<Vec<CString>> = OnceLock::new();
 static EARLY_LEAVES: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_MS: AtomicU64 = AtomicU64::new(0);
 
+/// Uses of the memory of a mapped log.
+#[derive(Clone, Copy, Debug)]
+pub struct LogMemory {
+    /// Whether records refer to bytes that lie there.
+    pub refers: bool,
+    /// Whether input is received there.
+    pub receives: bool,
+}
+
+/// Whether records of a mapped log refer to bytes that lie in its memory.
+static REFERS: AtomicBool = AtomicBool::new(true);
+
 /// Switches logging on. `socket` is the path of the keeper's socket. With `globs` (fnmatch(3) patterns of
 /// absolute paths) only matching files are logged, from their first sync on; `always` logs files even where
 /// that has not paid.
-pub fn switch_on(socket: CString, globs: Vec<CString>, always: bool) {
+pub fn switch_on(socket: CString, globs: Vec<CString>, always: bool, memory: LogMemory) {
+    REFERS.store(memory.refers, Relaxed);
     IS_FORCED.store(always || !globs.is_empty(), Relaxed);
     _ = GLOBS.set(globs);
     if SOCKET.set(socket).is_ok() && connect_keeper() {

@@ -3,8 +3,6 @@
 use super::{Client, Stage};
 use crate::log_files::boot;
 use crate::mapped::digest::{DigestError, forget_all};
-use crate::mapped::file::NO_CHUNKS;
-use crate::state::MAX_FILES;
 use uncopy_mapped::digest::Limits;
 use uncopy_mapped::reader::Damage;
 use uncopy_mapped::recovery::Recovery;
@@ -20,6 +18,7 @@ const LAST_APPEND_DOZES: usize = 100;
 impl Client<'_> {
     /// Ends the service: the files leave the log, and the log is emptied.
     pub(super) fn end(mut self, is_dead: &dyn Fn() -> bool) {
+        self.is_ending = true;
         // Other processes may wait for the locks.
         for (_, held) in self.held() {
             file_lock::release_locks(&held.fd);
@@ -33,16 +32,12 @@ impl Client<'_> {
             }
             clock::sleep_10_ms();
         }
-        if let Err(error) = self.seal() {
-            self.keep_log(error.errno());
-        } else {
+        match self.seal() {
             // All files at once; what fails is tried again for each file.
-            let _ = self.digest_all();
+            Ok(()) => drop(self.digest_all()),
+            Err(error) => self.abandon_log(error.errno(), None),
         }
-        for slot in 0..MAX_FILES {
-            self.settle_at_end(slot);
-            self.release(slot);
-        }
+        self.settle_all();
         if self.kept.is_none() {
             // A log that is not empty is left to `uncopy log recover`.
             let _ = self.empty_log();
@@ -52,30 +47,38 @@ impl Client<'_> {
     /// Commits the records that the program has written: they are acknowledged.
     fn seal(&self) -> Result<(), DigestError> {
         if !self.log.is_whole() {
-            return Err(Errno(libc::EIO).into());
+            return Err(DigestError::Truncated);
         }
-        let recovery = Recovery::open(self.log.memory(), NO_CHUNKS, boot());
+        let chunks = self.memory.chunks();
+        let recovery = Recovery::open(self.log.memory(), &chunks[..], boot());
         let mut recovery = recovery.map_err(|_| Errno(libc::EUCLEAN))?;
-        recovery.plan(NO_CHUNKS, Limits { extents: 1, ..Limits::default() })?;
+        recovery.plan(&chunks[..], Limits { extents: 1, ..Limits::default() })?;
         Ok(())
     }
 
-    fn settle_at_end(&mut self, slot: usize) {
-        let Some(held) = &mut self.files[slot] else { return };
-        held.is_closed = true;
-        if matches!(held.stage, Stage::Withdrawn | Stage::GivenUp(_)) {
-            return;
-        }
-        let mut result = self.settle(slot);
-        for attempt in 1..LAST_ATTEMPTS {
-            if result.is_ok() {
+    /// Settles all files, with several attempts if necessary.
+    fn settle_all(&mut self) {
+        self.files.iter_mut().flatten().for_each(|held| held.is_closed = true);
+        let mut failed = Vec::new();
+        for attempt in 1..=LAST_ATTEMPTS {
+            failed.clear();
+            for slot in self.slots(|_| true) {
+                let stage = self.files[slot].as_ref().map(|held| held.stage);
+                let is_held = matches!(stage, Some(Stage::Logged | Stage::Stopped));
+                match if is_held { self.settle(slot) } else { Ok(()) } {
+                    Ok(()) => self.release(slot),
+                    Err(error) => failed.push((slot, error.errno())),
+                }
+            }
+            if failed.is_empty() {
                 return;
             }
-            (0..10 * attempt).for_each(|_| clock::sleep_10_ms());
-            result = self.settle(slot);
+            if attempt < LAST_ATTEMPTS {
+                (0..10 * attempt).for_each(|_| clock::sleep_10_ms());
+            }
         }
-        if let Err(errno) = result {
-            self.give_up(slot, errno);
+        if let Some((_, errno)) = failed.first().copied() {
+            self.give_up(errno, failed);
         }
     }
 
@@ -84,8 +87,9 @@ impl Client<'_> {
         if !self.log.is_whole() {
             return Ok(());
         }
-        let Ok(mut recovery) = Recovery::open(self.log.memory(), NO_CHUNKS, boot()) else { return Ok(()) };
-        while let Some(batch) = recovery.plan(NO_CHUNKS, Limits::default())? {
+        let chunks = self.memory.chunks();
+        let Ok(mut recovery) = Recovery::open(self.log.memory(), &chunks[..], boot()) else { return Ok(()) };
+        while let Some(batch) = recovery.plan(&chunks[..], Limits::default())? {
             // Records of files that are not held remain for a recovery.
             if !batch.files.is_empty() || !recovery.retire(&batch) {
                 return Ok(());

@@ -3,18 +3,18 @@
 use super::*;
 use crate::log_files::boot;
 use crate::mapped::file as mapped_file;
+use crate::mapped::file::NO_CHUNKS;
+use crate::mapped::testing::{Directory, no_forks, spawn};
 use crate::messages::{HELLO, PROTOCOL};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Seek as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, RwLockReadGuard};
 use std::thread::{self, JoinHandle};
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::Flushing;
-use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::parts::Part;
 use uncopy_mapped::reader::Reader;
 use uncopy_mapped::recovery::Recovery;
@@ -23,34 +23,10 @@ use uncopy_sys::background::{notifier, notify};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::mem;
 
+#[cfg(feature = "inject")]
+mod kills;
+
 const LOG_BYTES: u64 = 4 << 20;
-
-/// Directory on tmpfs that is removed at the end.
-pub(crate) struct Directory(pub PathBuf);
-
-impl Directory {
-    pub(crate) fn new(name: &str) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Relaxed);
-        let name = format!("uncopy-mapped-{}-{number}-{name}", std::process::id());
-        let path = Path::new("/dev/shm").join(name);
-        fs::create_dir(&path).expect("a directory");
-        Self(path)
-    }
-
-    pub(crate) fn file(&self, name: &str, flags: i32) -> (PathBuf, File) {
-        let path = self.0.join(name);
-        let mut options = OpenOptions::new();
-        let opened = options.write(true).create(true).truncate(false).custom_flags(flags).open(&path);
-        (path, opened.expect("a file"))
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A program with a keeper of its own.
 struct Program {
@@ -59,21 +35,22 @@ struct Program {
     state: &'static State,
     log: Log<Mapping>,
     keeper: Option<JoinHandle<bool>>,
-    /// Descriptor and length of the log.
     log_file: OwnFd,
+    /// Address and length of the mapped log.
+    mapped: (usize, usize),
     /// Directory of the log, which is outlived by the keeper.
     directory: Arc<Directory>,
 }
 
-fn receive(link: &OwnFd) -> ([u64; MAX_WORDS], Option<OwnFd>) {
+/// Receives a message; `None`: the keeper has closed the connection.
+fn receive(link: &OwnFd) -> Option<([u64; MAX_WORDS], Option<OwnFd>)> {
     let mut words = [0; MAX_WORDS];
     loop {
         match seqpacket::receive(link, &mut words) {
             Err(Errno::EAGAIN) => wait::for_any([link].into_iter(), 100),
             received => {
-                let message = received.expect("a message");
-                assert!(message.words > 0, "the keeper has closed the connection");
-                return (words, message.fd);
+                let message = received.ok().filter(|message| message.words > 0)?;
+                return Some((words, message.fd));
             }
         }
     }
@@ -84,7 +61,8 @@ impl Program {
         // A lease that breaks sends SIGIO to the process: `contend` rings the bell instead.
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
-        let log = mapped_file::open_or_create_empty(&directory.0, LOG_BYTES, true, &|| true).expect("a log");
+        let log =
+            mapped_file::open_or_create_empty(&directory.0, 2 * LOG_BYTES, true, &|| true).expect("a log");
         let name = std::ffi::CString::new(format!("{}.socket", log.path.display())).expect("no NUL");
         let listener = seqpacket::listen(&name).expect("a listener");
         let link = seqpacket::connect(&name).expect("a connection");
@@ -95,30 +73,34 @@ impl Program {
             let bell = Arc::clone(&bell);
             move || serve(&theirs, &bell, &log)
         });
-        let ([word, id, len_bytes, is_persistent, ..], state_fd) = receive(&link);
+        let welcome = receive(&link).expect("a keeper");
+        let mut program = Self::attach(link, welcome, bell, directory).expect("a keeper");
+        program.keeper = Some(keeper);
+        program
+    }
+
+    /// Attaches to the log that a keeper has given with its answer to [`HELLO`]; `None`: it has ended.
+    fn attach(
+        link: OwnFd,
+        ([word, id, len_bytes, is_persistent, ..], state_fd): ([u64; MAX_WORDS], Option<OwnFd>),
+        bell: Arc<OwnFd>,
+        directory: &Arc<Directory>,
+    ) -> Option<Self> {
         assert_eq!((word, is_persistent), (WELCOME_MAPPED, 0), "tmpfs only emulates");
         let joint = JointMemory::map(&state_fd.expect("the state"), STATE_BYTES).expect("mapped");
         // SAFETY: all fields are atomics; the mapping stays.
         let state: &'static State = unsafe { joint.as_ref() };
-        let ([word, ..], log_file) = receive(&link);
-        assert_eq!(word, LOG);
-        let log_file = log_file.expect("the log");
+        let ([LOG, ..], Some(log_file)) = receive(&link)? else { return None };
         let base = mem::map_shared(&log_file, len_bytes as usize).expect("mapped");
-        // SAFETY: mapped above, for good; the test appends in one thread.
+        // SAFETY: mapped above, until `drop`; the test appends in one thread.
         let mapping = unsafe { Mapping::new(base as *mut u8, len_bytes as usize, Flushing::NotNeeded) };
         let recovery = Recovery::open(mapping.expect("aligned"), NO_CHUNKS, boot()).expect("a log");
         let empty = recovery.finish().expect("no records");
         assert_eq!(empty.superblock().log, id);
         let log = Log::attach(empty, boot(), u64::from(std::process::id()));
-        Self {
-            link: Some(link),
-            bell,
-            state,
-            log,
-            keeper: Some(keeper),
-            log_file,
-            directory: Arc::clone(directory),
-        }
+        let directory = Arc::clone(directory);
+        let mapped = (base, len_bytes as usize);
+        Some(Self { link: Some(link), bell, state, log, keeper: None, log_file, mapped, directory })
     }
 
     fn link(&self) -> &OwnFd {
@@ -128,7 +110,7 @@ impl Program {
     fn ask(&self, words: &[u64], file: Option<&File>) -> [u64; 3] {
         let fd = file.map(ProgramFd::of);
         seqpacket::send_with(self.link(), words, fd).expect("sent");
-        let (words, _) = receive(self.link());
+        let (words, _) = receive(self.link()).expect("an answer");
         [words[0], words[1], words[2]]
     }
 
@@ -193,6 +175,9 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         drop(self.link.take());
+        let (base, len_bytes) = self.mapped;
+        // SAFETY: `log` is not used any more. The mapping would keep the log locked.
+        unsafe { mem::unmap_shared(base, len_bytes) };
         if let Some(keeper) = self.keeper.take()
             && !thread::panicking()
         {
@@ -201,10 +186,12 @@ impl Drop for Program {
     }
 }
 
-fn program(name: &str) -> (Arc<Directory>, Program) {
+/// Returns a directory and a program that logs there, while no test starts children.
+fn program(name: &str) -> (Arc<Directory>, Program, RwLockReadGuard<'static, ()>) {
+    let guard = no_forks();
     let directory = Arc::new(Directory::new(name));
     let program = Program::new(&directory);
-    (directory, program)
+    (directory, program, guard)
 }
 
 fn is_marked(file: &File) -> bool {
@@ -213,7 +200,7 @@ fn is_marked(file: &File) -> bool {
 
 #[test]
 fn a_dropped_file_has_its_bytes_its_offset_and_its_flags() {
-    let (directory, mut program) = program("dropped");
+    let (directory, mut program, _guard) = program("dropped");
     let (path, mut file) = directory.file("a", libc::O_APPEND);
     file.write_all(b"before ").expect("written");
     let id = program.adopt(0, &file);
@@ -247,7 +234,7 @@ fn a_dropped_file_has_its_bytes_its_offset_and_its_flags() {
 
 #[test]
 fn files_that_may_not_be_logged_are_refused_and_unchanged() {
-    let (directory, mut program) = program("refused");
+    let (directory, mut program, _guard) = program("refused");
     let (path, file) = directory.file("a", libc::O_APPEND);
     let id = program.register(0, &file);
     let adopt = |slot: u64, entry: u64| [ADOPT, slot, entry, id.incarnation.0];
@@ -298,7 +285,7 @@ fn files_that_may_not_be_logged_are_refused_and_unchanged() {
 
 #[test]
 fn room_is_made_by_digesting_and_acknowledged_writes_survive_the_end() {
-    let (directory, mut program) = program("room");
+    let (directory, mut program, _guard) = program("room");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(3, &file);
     let bytes: Vec<u8> = (0..100_000u32).map(|at| at as u8).collect();
@@ -330,7 +317,7 @@ fn room_is_made_by_digesting_and_acknowledged_writes_survive_the_end() {
 
 #[test]
 fn a_closed_file_is_digested_and_an_unlinked_one_is_not() {
-    let (directory, mut program) = program("closed");
+    let (directory, mut program, _guard) = program("closed");
     let (path, file) = directory.file("a", 0);
     let (gone_path, gone) = directory.file("b", 0);
     let (id, gone_id) = (program.adopt(0, &file), program.adopt(1, &gone));
@@ -350,7 +337,7 @@ fn a_closed_file_is_digested_and_an_unlinked_one_is_not() {
 
 #[test]
 fn another_process_that_opens_a_file_finds_all_bytes() {
-    let (directory, mut program) = program("contended");
+    let (directory, mut program, _guard) = program("contended");
     let (path, mut file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     assert!(program.write(0, id, 0, b"abc"));
@@ -382,22 +369,29 @@ fn another_process_that_opens_a_file_finds_all_bytes() {
     assert_eq!(fs::read(&path).expect("read"), b"abcdef!");
 }
 
+/// Variable that is set in a child of the tests.
+const CHILD: &str = "UNCOPY_TEST_CHILD";
+
+/// Returns a command that runs one test in another process; `before` is put in front of it.
+fn child(test: &str, before: &[&str]) -> Command {
+    let executable = std::env::current_exe().expect("a path");
+    let mut words = before.iter().map(std::ffi::OsStr::new).chain([executable.as_os_str()]);
+    let mut child = Command::new(words.next().expect("a program"));
+    child.args(words).args(["--exact", test, "--nocapture"]).env(CHILD, "1");
+    child
+}
+
 /// Runs a test in a process of its own, where it may change the limits. Returns whether this is that process.
-fn is_in_child(test: &str) -> bool {
-    const CHILD: &str = "UNCOPY_TEST_CHILD";
+fn is_in_child(test: &str, before: &[&str]) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
-    let test = format!("keeper::mapped::tests::{test}");
-    let executable = std::env::current_exe().expect("a path");
-    let mut child = std::process::Command::new(executable);
-    let output = child.args(["--exact", &test, "--nocapture"]).env(CHILD, "1").output().expect("started");
+    let mut command = child(&format!("keeper::mapped::tests::{test}"), before);
+    let started = spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let output = started.wait_with_output().expect("a child");
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
     false
 }
 
@@ -413,10 +407,10 @@ fn limit_files(len_bytes: u64) {
 
 #[test]
 fn a_file_that_cannot_be_written_stays_logged_until_it_can() {
-    if !is_in_child("a_file_that_cannot_be_written_stays_logged_until_it_can") {
+    if !is_in_child("a_file_that_cannot_be_written_stays_logged_until_it_can", &[]) {
         return;
     }
-    let (directory, mut program) = program("later");
+    let (directory, mut program, _guard) = program("later");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     assert!(program.write(0, id, 0, b"abc") && program.write(0, id, 2 * LOG_BYTES, b"d"));
@@ -439,10 +433,10 @@ fn a_file_that_cannot_be_written_stays_logged_until_it_can() {
 
 #[test]
 fn a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes() {
-    if !is_in_child("a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes") {
+    if !is_in_child("a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes", &[]) {
         return;
     }
-    let (directory, mut program) = program("given-up");
+    let (directory, mut program, _guard) = program("given-up");
     let (path, file) = directory.file("a", 0);
     let (bad_path, bad) = directory.file("b", 0);
     let (late_path, late) = directory.file("c", 0);
@@ -474,8 +468,52 @@ fn a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes() {
 }
 
 #[test]
+fn a_full_file_system_keeps_records_until_there_is_room() {
+    let namespace = ["unshare", "--map-root-user", "--mount"];
+    let mut command = Command::new(namespace[0]);
+    let is_permitted = spawn(command.args(&namespace[1..]).arg("true")).wait();
+    if !is_permitted.is_ok_and(|status| status.success()) {
+        eprintln!("no user namespaces here: not tested");
+        return;
+    }
+    if !is_in_child("a_full_file_system_keeps_records_until_there_is_room", &namespace) {
+        return;
+    }
+    let directory = Arc::new(Directory::new("full"));
+    let mounted =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "none"]).arg(&directory.0).status();
+    assert!(mounted.expect("started").success());
+    let too_large = mapped_file::open_or_create_empty(&directory.0, 16 << 20, true, &|| true);
+    assert_eq!(too_large.map(drop), Err(Errno(libc::ENOSPC)));
+    assert!(mapped_file::logs(&directory.0).expect("a directory").is_empty(), "nothing is left of it");
+    let mut program = Program::new(&directory);
+    let (path, file) = directory.file("a", 0);
+    let (filler, mut full) = directory.file("filler", 0);
+    let id = program.adopt(0, &file);
+    let bytes = vec![5; 1 << 20];
+    assert!(program.write(0, id, 0, &bytes) && program.write(0, id, 1 << 20, &bytes));
+    // All but a megabyte is taken.
+    full.write_all(&vec![0; 3 << 20]).expect("written");
+    while full.write(&[0; 4096]).is_ok() {}
+    full.set_len(full.metadata().expect("known").len() - (1 << 20)).expect("truncated");
+    for _ in 0..2 {
+        assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::ENOSPC as u64, 0]);
+        assert_eq!(program.ask(&[DROP, 0], None), [DONE, libc::ENOSPC as u64, 0]);
+        assert!(program.write(0, id, 10, b"logged"), "memory is no disk");
+    }
+    fs::remove_file(filler).expect("removed");
+    drop(full);
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    let mut wanted = vec![5; 2 << 20];
+    wanted[10..16].copy_from_slice(b"logged");
+    assert!(fs::read(&path).expect("read") == wanted);
+    program.end();
+    assert_eq!((program.checkpoint().process, program.checkpoint().failure), (0, 0));
+}
+
+#[test]
 fn a_truncated_log_ends_logging_and_nothing_else() {
-    let (directory, mut program) = program("truncated");
+    let (directory, mut program, _guard) = program("truncated");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     assert!(program.write(0, id, 0, b"abc"));
@@ -488,7 +526,7 @@ fn a_truncated_log_ends_logging_and_nothing_else() {
 
 #[test]
 fn a_scribbled_record_is_noticed_and_its_log_kept() {
-    let (directory, mut program) = program("scribbled");
+    let (directory, mut program, _guard) = program("scribbled");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     let first = program.log.head();
@@ -513,6 +551,6 @@ fn a_scribbled_record_is_noticed_and_its_log_kept() {
 
 #[test]
 fn a_message_of_another_protocol_is_refused() {
-    let (_directory, program) = program("protocol");
+    let (_directory, program, _guard) = program("protocol");
     assert_eq!(program.ask(&[HELLO, PROTOCOL], None), [REFUSED, libc::EPROTO as u64, 0]);
 }

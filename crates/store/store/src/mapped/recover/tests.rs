@@ -2,9 +2,12 @@
 
 use super::*;
 use crate::mapped::file as mapped_file;
+use crate::mapped::file::NO_CHUNKS;
+use crate::mapped::testing::{Directory, no_forks};
 use crate::state::FileSlot;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd as _;
+use std::sync::RwLockReadGuard;
 use std::time::{Duration, SystemTime};
 use uncopy_mapped::digest::Digester;
 use uncopy_mapped::layout::Lsn;
@@ -15,27 +18,12 @@ use uncopy_mapped::table::MAX_PATH_BYTES;
 
 const LOG_BYTES: u64 = 4 << 20;
 
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let path = Path::new("/dev/shm").join(format!("uncopy-recover-{}-{name}", std::process::id()));
-        fs::create_dir(&path).expect("a directory");
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A log with a writer, and files that are marked as if a keeper held them.
 struct Killed {
     directory: Directory,
     log_path: PathBuf,
     files: Vec<(PathBuf, File, FileId)>,
+    _guard: RwLockReadGuard<'static, ()>,
 }
 
 fn marked(directory: &Path, name: &str, log: &MappedLog) -> (PathBuf, File, Identity) {
@@ -52,6 +40,7 @@ fn marked(directory: &Path, name: &str, log: &MappedLog) -> (PathBuf, File, Iden
 
 /// Writes `records` (file, offset, bytes) to a new log, committed up to the last `written` ones, and leaves it.
 fn killed(name: &str, count: usize, records: &[(usize, u64, &[u8])], written: usize) -> Killed {
+    let guard = no_forks();
     let directory = Directory::new(name);
     let log = mapped_file::open_or_create_empty(&directory.0, LOG_BYTES, true, &|| true).expect("a log");
     let recovery = Recovery::open(log.memory(), NO_CHUNKS, boot()).expect("a log");
@@ -69,7 +58,7 @@ fn killed(name: &str, count: usize, records: &[(usize, u64, &[u8])], written: us
     }
     Digester::open(log.memory()).expect("a log").heartbeat(clock::wall_ns());
     let log_path = log.path.clone();
-    Killed { directory, log_path, files }
+    Killed { directory, log_path, files, _guard: guard }
 }
 
 impl Killed {
@@ -183,6 +172,7 @@ fn a_damaged_log_is_unchanged_until_it_is_given_up() {
 
 #[test]
 fn what_is_no_log_is_reported_and_unchanged() {
+    let _guard = no_forks();
     let directory = Directory::new("foreign");
     let path = directory.0.join("0123456789abcdef.mapped");
     for bytes in [&b""[..], b"text", &[7; 8192]] {
@@ -205,8 +195,9 @@ fn a_program_settles_a_file_itself_after_its_keepers_death() {
     let slot = FileSlot::default();
     slot.position.store(4, core::sync::atomic::Ordering::Release);
     let (_, opened, id) = &killed.files[0];
+    let memory = log.contents().expect("a log");
     let settle = |digester: &mut Digester<_>, through| {
-        super::super::digest::settle(opened.as_fd(), &slot, digester, *id, through)
+        super::super::digest::settle(opened.as_fd(), &slot, digester, &memory, *id, through)
     };
     let beyond = settle(&mut digester, Lsn(u64::MAX)).expect_err("records are missing");
     assert_eq!(beyond.errno(), Errno(libc::EUCLEAN));

@@ -316,7 +316,7 @@ impl Target<'_> {
         // engine, which do not change before the record is retired.
         let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
         let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
-        match self.log.append(self.id, offset, &bytes) {
+        match self.log.append(self.session.state, self.id, offset, &bytes) {
             Ok(()) => {}
             Err(AppendError::Full) => return Err(NotAppended::Full),
             Err(_) => return Err(NotAppended::Refused),
@@ -511,7 +511,8 @@ fn settle_alone(session: &Session, fd: ProgramFd, slot: usize, id: FileId) -> Re
     }
     let log = session.mapped().ok_or(Errno(libc::EIO))?;
     state.stop_appends();
-    digest::settle(fd, state, &mut log.digester()?, id, log.head()).map_err(DigestError::errno)?;
+    let memory = log.contents();
+    digest::settle(fd, state, &mut log.digester()?, &memory, id, log.head()).map_err(DigestError::errno)?;
     state.flags.fetch_or(SETTLED, AcqRel);
     uncopy_sys::file_lock::release_lease(fd);
     Ok(())
