@@ -133,9 +133,10 @@ machine-lanes: build ## The same with programs whose streams go to other program
 	$(CARGO) build --release --locked -p uncopy-differential
 	UNCOPY_BIN_DIR=$(release) $(release)/differential run --ops 10000000 --mates 2
 
-machine-files: build ## Run programs of files plain and with a log, and compare every call (about an hour)
+machine-files: build ## Run programs of files plain and with a log of each mode, and compare every call (about two hours)
 	$(CARGO) build --release --locked -p uncopy-differential
 	UNCOPY_BIN_DIR=$(release) $(release)/differential run --files yes --ops 1000000 --length 1000
+	UNCOPY_BIN_DIR=$(release) $(release)/differential run --files only --ops 1000000 --length 1000
 
 lanes-kills: ## Kill programs with lanes between them at every one of their system calls (about ten minutes)
 	@scripts/install-packages test

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use uncopy_core::options::LogMode;
 use uncopy_core::stats::Counter;
 use uncopy_tests::launch::Mode;
 
@@ -29,8 +30,8 @@ pub struct Plan {
     pub modes: Vec<Mode>,
     /// Number of mates: other programs that each program's streams go to, by lanes.
     pub mates: usize,
-    /// Whether to generate programs of files, which run plain and with a log.
-    pub file_programs: bool,
+    /// Programs of files instead, each run plain and with a log of this mode.
+    pub files: Option<LogMode>,
     /// Path of the binary that executes programs.
     pub machine: PathBuf,
     /// Directory for failing programs.
@@ -91,7 +92,8 @@ fn run_one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
     let mode = plan.modes[usize::try_from(number).unwrap_or(0) % plan.modes.len()];
     let test_run = TestRun::new(&plan.machine, mode)
         .with_mates(plan.mates)
-        .with_file_runner(plan.file_programs.then_some(crate::files::test_run::run));
+        .with_file_runner(plan.files.map(|_| crate::files::test_run::run as _))
+        .with_log_mode(plan.files.unwrap_or(LogMode::Beside));
     let report = test_run.run(ProgramSource::Seed(seed, plan.length));
     let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
     lock().totals.add(&report);

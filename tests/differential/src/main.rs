@@ -6,7 +6,7 @@
 //! differential replay [--mode MODE] [--mates N] [--times N] FILE…
 //! differential shrink [--mode MODE] [--mates N] [--minutes M] FILE
 //! differential print --seed S --length N
-//! differential run|replay|shrink|print --files yes …    programs of files, plain and with a log
+//! differential run|replay|shrink|print --files yes|only …    programs of files, plain and with a log (of mode `only`)
 //! differential execute --progress FILE (--seed S --length N | --program FILE) [--mate SOCKET]… [--mates-may-end yes]
 //! differential mate --listen SOCKET                     a mate: started by the other commands
 //! ```
@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use uncopy_core::options::LogMode;
 use uncopy_differential::drive::{Plan, drive};
 use uncopy_differential::files::{self, interpreter::RunParameters};
 use uncopy_differential::generator::generate;
@@ -91,14 +92,22 @@ impl CommandLine {
         self.number("mates", 0).map(saturating_usize)
     }
 
-    fn file_programs(&self) -> bool {
-        self.option_value("files") == Some("yes")
+    /// Returns the mode of the log of programs of files; `None`: the programs are others.
+    fn files(&self) -> Result<Option<LogMode>, String> {
+        match self.option_value("files") {
+            None | Some("no") => Ok(None),
+            Some("yes" | "beside") => Ok(Some(LogMode::Beside)),
+            Some("only") => Ok(Some(LogMode::Only)),
+            Some(other) => Err(format!("--files is {other:?}; it must be yes, beside, only or no")),
+        }
     }
 
     fn test_run(&self, mode: Mode) -> Result<TestRun, String> {
+        let files = self.files()?;
         Ok(TestRun::new(machine()?, mode)
             .with_mates(self.mates()?)
-            .with_file_runner(self.file_programs().then_some(uncopy_differential::files::test_run::run)))
+            .with_file_runner(files.map(|_| uncopy_differential::files::test_run::run as _))
+            .with_log_mode(files.unwrap_or(LogMode::Beside)))
     }
 
     fn modes(&self) -> Result<Vec<Mode>, String> {
@@ -175,7 +184,7 @@ fn run(line: &CommandLine) -> Result<bool, String> {
         time: Duration::from_secs(60 * line.number("minutes", 600)?),
         modes: line.modes()?,
         mates: line.mates()?,
-        file_programs: line.file_programs(),
+        files: line.files()?,
         machine: machine()?,
         failures: line.option_value("failures").unwrap_or("target/differential-failures").into(),
         shrink_time: Duration::from_secs(60 * line.number("shrink-minutes", 5)?),

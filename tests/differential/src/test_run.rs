@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use uncopy_core::options::LogMode;
 use uncopy_core::stats::Counter;
 use uncopy_tests::counters::Counters;
 use uncopy_tests::launch::{Mode, Program as Command};
@@ -34,6 +35,8 @@ pub struct TestRun {
     pub mates: usize,
     /// Runner for programs of files (see [`crate::files`]): each is run plain and with a log.
     pub file_runner: Option<FileRunner>,
+    /// Mode of the log of programs of files.
+    pub log_mode: LogMode,
     /// Time limit of one run.
     pub limit: Duration,
 }
@@ -65,6 +68,7 @@ impl TestRun {
             mode,
             mates: 0,
             file_runner: None,
+            log_mode: LogMode::Beside,
             limit: Duration::from_secs(120),
         }
     }
@@ -83,11 +87,18 @@ impl TestRun {
         self
     }
 
+    /// Sets the mode of the log of programs of files.
+    #[must_use]
+    pub const fn with_log_mode(mut self, log_mode: LogMode) -> Self {
+        self.log_mode = log_mode;
+        self
+    }
+
     /// Returns the program of a seed.
     #[must_use]
     pub fn program(&self, seed: u64, operations: usize) -> Program {
         if self.file_runner.is_some() {
-            files::generator::generate(seed, operations)
+            files::generator::generate(seed, operations, self.log_mode)
         } else {
             generate(seed, operations)
         }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use uncopy_core::options::LogMode;
 use uncopy_core::stats::Counter;
 use uncopy_differential::drive::{Outcome, Plan, drive};
 use uncopy_differential::program::{Kind, Program};
@@ -42,7 +43,7 @@ fn base_plan() -> Plan {
         time: Duration::from_secs(150),
         modes: vec![Mode::Always],
         mates: 0,
-        file_programs: false,
+        files: None,
         machine: PathBuf::from(MACHINE),
         failures: Path::new(env!("CARGO_TARGET_TMPDIR")).join("differential-failures"),
         shrink_time: Duration::from_secs(30),
@@ -79,14 +80,14 @@ fn can_log(test: &str) -> bool {
 }
 
 /// Runs a share of programs of files.
-fn run_file_share(seed: u64, operations: u64) -> Outcome {
-    run_plan(&Plan { seed, operations, length: FILE_OPERATIONS, file_programs: true, ..base_plan() })
+fn run_file_share(seed: u64, operations: u64, log_mode: LogMode) -> Outcome {
+    run_plan(&Plan { seed, operations, length: FILE_OPERATIONS, files: Some(log_mode), ..base_plan() })
 }
 
 #[test]
 fn generators_produce_every_kind_of_operation() {
     let memory_programs = (0..40).map(|seed| generator::generate(seed, 1000));
-    let file_programs = (0..40).map(|seed| files::generator::generate(seed, 1000));
+    let file_programs = (0..40).map(|seed| files::generator::generate(seed, 1000, LogMode::Beside));
     let mut seen = [false; Kind::ALL.len()];
     for operation in memory_programs.chain(file_programs).flat_map(|program| program.operations) {
         seen[operation.kind as usize] = true;
@@ -140,9 +141,21 @@ fn streams_over_lanes_match_the_model() {
 #[test]
 fn file_programs_behave_the_same_with_a_log() {
     if can_log("programs of files") {
-        let totals = run_file_share(1, operations() / 25).totals;
+        let totals = run_file_share(1, operations() / 25, LogMode::Beside).totals;
         for counter in [Counter::LogSyncs, Counter::LogBytes] {
             assert!(totals.counter(counter) > 0, "{counter:?} is zero: no log took part");
+        }
+    }
+}
+
+#[test]
+fn file_programs_behave_the_same_with_a_log_that_has_the_only_copy() {
+    if can_log("programs of files, by the log alone") {
+        for seed in [1, fresh_seed()] {
+            let totals = run_file_share(seed, operations() / 50, LogMode::Only).totals;
+            for counter in [Counter::LogAppends, Counter::LogAppendedBytes, Counter::LogDepartures] {
+                assert!(totals.counter(counter) > 0, "{counter:?} is zero: no log took part");
+            }
         }
     }
 }
@@ -151,7 +164,8 @@ fn file_programs_behave_the_same_with_a_log() {
 fn file_programs_of_fresh_seeds_behave_the_same_with_a_log() {
     if can_log("new programs of files") {
         // At least eight programs: in one of ten, no file is synced often enough to take part in a log.
-        let totals = run_file_share(fresh_seed(), (operations() / 50).max(8 * FILE_OPERATIONS as u64)).totals;
+        let operations = (operations() / 50).max(8 * FILE_OPERATIONS as u64);
+        let totals = run_file_share(fresh_seed(), operations, LogMode::Beside).totals;
         assert!(totals.counter(Counter::LogSyncs) > 0, "no log took part");
     }
 }

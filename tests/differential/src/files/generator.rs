@@ -1,5 +1,6 @@
 //! Generates programs of files from seeds, each program with weights of its own.
 
+use uncopy_core::options::LogMode;
 use uncopy_tests::random::Random;
 
 use super::{MAPS, MAX_FILE, NAMES, NEGATIVE, SLOTS};
@@ -26,24 +27,54 @@ const WEIGHTS: &[(Kind, usize)] = &[
     (Kind::Mapped, 16),
     (Kind::Child, 3),
 ];
+/// Weights for a log that has the only copy: more often, a program writes, seeks and looks at files that it opened
+/// for writing only, duplicates them and forks, and opens them again.
+const WEIGHTS_ONLY: &[(Kind, usize)] = &[
+    (Kind::Open, 40),
+    (Kind::Reopen, 20),
+    (Kind::Duplicate, 20),
+    (Kind::Put, 260),
+    (Kind::Steady, 160),
+    (Kind::Seek, 90),
+    (Kind::Sync, 60),
+    (Kind::Look, 30),
+    (Kind::Child, 8),
+];
 /// Kinds that every program has.
 const REQUIRED_KINDS: [Kind; 4] = [Kind::Open, Kind::Put, Kind::Steady, Kind::Sync];
 
 struct Generator {
     random: Random,
     kinds: Vec<(usize, Kind)>,
+    /// Access modes of opens, of which one is chosen.
+    access: &'static [i32],
     /// Whether short lengths are preferred.
     is_short: bool,
     /// Slot that is preferred for a while.
     preferred_slot: usize,
 }
 
-/// Returns the program of `operations` operations for `seed`.
+/// Returns the weight of a kind in programs for a log of this mode.
+fn weight_of(kind: Kind, log_mode: LogMode) -> usize {
+    let in_list =
+        |weights: &[(Kind, usize)]| weights.iter().find(|(other, _)| *other == kind).map(|found| found.1);
+    let only = Some(WEIGHTS_ONLY).filter(|_| log_mode == LogMode::Only);
+    only.and_then(in_list).or_else(|| in_list(WEIGHTS)).unwrap_or(0)
+}
+
+/// Returns the program of `operations` operations for `seed`, for a log of this mode.
 #[must_use]
-pub fn generate(seed: u64, operations: usize) -> Program {
+pub fn generate(seed: u64, operations: usize, log_mode: LogMode) -> Program {
+    let access: &[i32] = match log_mode {
+        LogMode::Beside => &[libc::O_RDWR, libc::O_RDWR, libc::O_RDWR, libc::O_WRONLY, libc::O_RDONLY],
+        LogMode::Only => {
+            &[libc::O_WRONLY, libc::O_WRONLY, libc::O_WRONLY, libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY]
+        }
+    };
     let mut random = Random::new(seed ^ 0xF11E5);
     let mut sum = 0;
-    let mut weigh = |(kind, weight): &(Kind, usize)| {
+    let mut weigh = |(kind, _): &(Kind, usize)| {
+        let weight = weight_of(*kind, log_mode);
         let factor = match random.below(8) {
             0 if !REQUIRED_KINDS.contains(kind) => 0,
             1 if *kind != Kind::Child => 12,
@@ -54,10 +85,10 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     };
     let kinds = WEIGHTS.iter().map(&mut weigh).collect();
     let is_short = !random.one_in(4);
-    let mut generator = Generator { random, kinds, is_short, preferred_slot: 0 };
+    let mut generator = Generator { random, kinds, access, is_short, preferred_slot: 0 };
     let mut program = Program { seed, alarm_us: 0, operations: Vec::with_capacity(operations) };
     for slot in 0..SLOTS {
-        let flags = usize::try_from(libc::O_RDWR | libc::O_CREAT).expect("positive");
+        let flags = usize::try_from(access[0] | libc::O_CREAT).expect("positive");
         program.operations.push(operation(Kind::Open, &[slot, slot % NAMES, 0, flags]));
     }
     while program.operations.len() < operations {
@@ -113,9 +144,7 @@ impl Generator {
     }
 
     fn flags(&mut self) -> usize {
-        let access =
-            self.random.pick(&[libc::O_RDWR, libc::O_RDWR, libc::O_RDWR, libc::O_WRONLY, libc::O_RDONLY]);
-        let mut flags = access;
+        let mut flags = self.random.pick(self.access);
         let mut set_sometimes = |flag, every| {
             if self.random.one_in(every) {
                 flags |= flag;
@@ -230,7 +259,9 @@ mod tests {
 
     #[test]
     fn program_text_round_trips() {
-        let program = generate(5, 2000);
-        assert_eq!(Program::parse(&program.to_string()), Ok(program));
+        for log_mode in [LogMode::Beside, LogMode::Only] {
+            let program = generate(5, 2000, log_mode);
+            assert_eq!(Program::parse(&program.to_string()), Ok(program));
+        }
     }
 }

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use uncopy_core::options::LogMode;
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::bin_dir;
 use uncopy_tests::counters::Counters;
 use uncopy_tests::launch::{Mode, Program as Command};
+use uncopy_tests::log_runs::EMULATES;
 use uncopy_tests::running::Running;
 use uncopy_tests::scratch::Scratch;
 
@@ -42,6 +44,8 @@ struct RunSpec<'a> {
     test_run: &'a TestRun,
     scratch: &'a Scratch,
     program: &'a Path,
+    /// Directory of the log.
+    log: &'a Path,
     /// Name of the run, which its files are named after.
     name: String,
     is_logged: bool,
@@ -69,12 +73,10 @@ impl RunSpec<'_> {
         if self.is_logged {
             let stats = self.scratch.join(&format!("{}.counters", self.name));
             arguments.extend(["run", "--policy", "always", "--min-size", self.min_size].map(PathBuf::from));
-            arguments.extend([
-                "--log-size".into(),
-                LOG_BYTES.into(),
-                "--log".into(),
-                self.scratch.join("log"),
-            ]);
+            let log_mode = self.test_run.log_mode;
+            arguments.extend(["--log-size", LOG_BYTES, "--log-mode", log_mode.word()].map(PathBuf::from));
+            arguments.extend((log_mode == LogMode::Only).then(|| "--log-emulate-dax".into()));
+            arguments.extend(["--log".into(), self.log.to_owned()]);
             arguments.extend(["--stats".into(), stats, "--".into(), self.test_run.machine.clone()]);
         }
         arguments.extend(["execute-files".into(), "--program".into(), self.program.to_owned()]);
@@ -100,7 +102,7 @@ impl RunSpec<'_> {
         let done = self.start(&directory).try_finish(self.test_run.limit);
         let failure = match done {
             Err(hang) => Some(hang),
-            Ok(done) if done.status.success() && done.errors.is_empty() => None,
+            Ok(done) if done.status.success() && (done.errors.is_empty() || done.errors == EMULATES) => None,
             Ok(done) => Some(format!("{}: {}\n{}", self.name, done.status, done.errors)),
         };
         let counters = self.scratch.join(&format!("{}.counters", self.name));
@@ -166,10 +168,15 @@ impl RunResult {
 #[must_use]
 pub fn run(test_run: &TestRun, source: ProgramSource) -> Report {
     let scratch = Scratch::on_disk("files");
-    std::fs::DirBuilder::new().mode(0o700).create(scratch.join("log")).expect("a directory");
+    let memory = Scratch::in_memory("files");
+    let log = match test_run.log_mode {
+        LogMode::Beside => scratch.join("log"),
+        LogMode::Only => memory.join("log"),
+    };
+    std::fs::DirBuilder::new().mode(0o700).create(&log).expect("a directory");
     let (text, seed) = match source {
         ProgramSource::Seed(seed, operations) => {
-            (super::generator::generate(seed, operations).to_string(), seed)
+            (super::generator::generate(seed, operations, test_run.log_mode).to_string(), seed)
         }
         ProgramSource::Program(program) => (program.to_string(), program.seed),
     };
@@ -177,7 +184,7 @@ pub fn run(test_run: &TestRun, source: ProgramSource) -> Report {
     let min_size = if seed.is_multiple_of(2) { "4096" } else { "16384" };
     let run_spec = |name: &str, is_logged| {
         let name = name.to_owned();
-        RunSpec { test_run, scratch: &scratch, program: &program, name, is_logged, min_size }
+        RunSpec { test_run, scratch: &scratch, program: &program, log: &log, name, is_logged, min_size }
     };
     let (plain_run, logged_run) = (run_spec("plain", false), run_spec("logged", true));
     let plain = plain_run.run();

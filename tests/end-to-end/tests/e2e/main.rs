@@ -31,6 +31,7 @@ mod loading;
 mod locked;
 mod log_only;
 mod log_only_kills;
+mod log_only_redis;
 mod mariadb;
 mod memcached;
 mod memory;
