@@ -177,6 +177,12 @@ counters! {
     LogAppends => "log_appends",
     /// Bytes of those writes.
     LogAppendedBytes => "log_appended_bytes",
+    /// Those of the bytes that records refer to, instead of having a copy.
+    LogReferencedBytes => "log_referenced_bytes",
+    /// Inputs that were received into the memory of such a log.
+    LogOptimisticInputs => "log_optimistic_inputs",
+    /// Those of the inputs that were released and had never been logged.
+    LogOptimisticMisses => "log_optimistic_misses",
     /// Number of times that a file left such a log.
     LogDepartures => "log_departures",
 }

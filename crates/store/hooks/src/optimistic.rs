@@ -16,7 +16,7 @@ impl SharedDraft for LogInput {
 
     fn freeze(mut self: Box<Self>, len_bytes: usize) -> SharedBytes {
         let address = self.address();
-        self.0.shorten(len_bytes);
+        self.0.finish(len_bytes);
         // SAFETY: nobody else knows the run, and its filler is done, so the bytes stay unchanged while the run exists. They
         // stay readable when the log is detached.
         unsafe { SharedBytes::new(address, len_bytes, Box::new(self.0)) }

@@ -32,6 +32,8 @@ pub const RETRY_DUE: u32 = 1 << 5;
 pub const SYNCING: u32 = 1 << 6;
 /// The keeper has taken the file out of a mapped log: the kernel has all of it.
 pub const SETTLED: u32 = 1 << 7;
+/// Others may modify the file, though a mapped log has records that are not in it: only a recovery writes them.
+pub const GIVEN_UP: u32 = 1 << 8;
 
 /// A position in a log: all records before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

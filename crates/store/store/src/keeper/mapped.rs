@@ -20,7 +20,7 @@ use crate::mark::{self, Owner};
 use crate::messages::{
     ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
 };
-use crate::state::{FAILED, FileSlot, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
+use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
 use uncopy_mapped::digest::{Batch, Digester, Limits};
@@ -63,6 +63,8 @@ struct Held {
     fd: OwnFd,
     file: FileId,
     inode: (u64, u64),
+    /// Path by which a recovery finds the file.
+    path: Option<Vec<u8>>,
     stage: Stage,
     /// Whether the program has closed the file.
     is_closed: bool,
@@ -254,7 +256,8 @@ impl Client<'_> {
             file_lock::release_lease(&fd);
         }
         adopted?;
-        self.files[slot] = Some(Held { fd, file, inode, stage: Stage::Logged, is_closed: false });
+        let path = mark::path_of(&fd);
+        self.files[slot] = Some(Held { fd, file, inode, path, stage: Stage::Logged, is_closed: false });
         // The program may have modified the file just now, which a recovery must not take for others' doing.
         self.digester.heartbeat(clock::wall_ns());
         Ok(())
@@ -336,6 +339,7 @@ impl Client<'_> {
     /// Writes a file's records to it and gives it back to the kernel.
     fn settle(&mut self, slot: usize) -> Result<(), DigestError> {
         let Some(held) = &self.files[slot] else { return Ok(()) };
+        let known = self.known(slot);
         let through = self.announced();
         if !self.log.is_whole() {
             return Err(DigestError::Truncated);
@@ -344,9 +348,11 @@ impl Client<'_> {
         if held.is_closed && is_unlinked {
             // Nobody can read the file any more.
             self.digester.forget(held.file);
-            return Ok(());
+        } else {
+            digest::settle(&held.fd, known, &mut self.digester, &self.memory, held.file, through)?;
         }
-        digest::settle(&held.fd, self.known(slot), &mut self.digester, &self.memory, held.file, through)
+        known.flags.fetch_or(SETTLED, AcqRel);
+        Ok(())
     }
 
     /// Releases a file that has left the log, and frees its slot.
@@ -354,11 +360,8 @@ impl Client<'_> {
         if let Some(held) = self.files[slot].take() {
             file_lock::release_lease(&held.fd);
         }
-        let known = self.known(slot);
         if !self.is_ending {
-            known.clear();
-        } else if known.flags.load(Acquire) & FAILED == 0 {
-            known.flags.fetch_or(SETTLED, AcqRel);
+            self.known(slot).clear();
         }
     }
 
@@ -404,7 +407,6 @@ impl Client<'_> {
     fn withdraw(&mut self, slot: usize) {
         let Some(held) = &mut self.files[slot] else { return };
         held.stage = Stage::Withdrawn;
-        self.state.slots[slot].flags.fetch_or(SETTLED, AcqRel);
         file_lock::release_lease(&held.fd);
         if held.is_closed {
             self.release(slot);
@@ -444,7 +446,7 @@ impl Client<'_> {
         for (slot, errno) in files {
             let known = self.known(slot);
             known.error.store(errno.0.cast_unsigned(), Release);
-            known.flags.fetch_or(UNRELIABLE | FAILED, AcqRel);
+            known.flags.fetch_or(UNRELIABLE | FAILED | GIVEN_UP, AcqRel);
             let Some(held) = &mut self.files[slot] else { continue };
             held.stage = Stage::GivenUp(errno);
             file_lock::release_lease(&held.fd);
@@ -458,6 +460,11 @@ impl Client<'_> {
     /// kept then.
     fn digest(&mut self) -> Result<(), Errno> {
         self.digested_at = Instant::now();
+        // Files that others have renamed or unlinked, which a recovery would not find.
+        let moved = self.slots(|held| {
+            held.stage == Stage::Logged && !held.is_closed && mark::path_of(&held.fd) != held.path
+        });
+        self.stop(&moved);
         let closed = self.slots(|held| held.is_closed && held.stage == Stage::Logged);
         self.stop(&closed);
         let mut result = Ok(());

@@ -8,7 +8,7 @@
 //! retired, a file gets the same bytes again.
 
 use crate::mark;
-use crate::state::FileSlot;
+use crate::state::{FileSlot, GIVEN_UP};
 use core::sync::atomic::Ordering::Acquire;
 use uncopy_mapped::digest::{Digester, Limits};
 use uncopy_mapped::layout::Lsn;
@@ -176,7 +176,7 @@ pub fn trim(fd: impl Descriptor) {
 ///
 /// # Errors
 /// See [`DigestError`]. The records stay, and this may be called again. Once they are void, nothing fails: a mark that
-/// remains names a log without records for the file.
+/// remains names a log without records for the file. A file that the keeper has given up is refused with its error.
 pub fn settle<M: Persistent>(
     fd: impl Descriptor,
     slot: &FileSlot,
@@ -185,6 +185,9 @@ pub fn settle<M: Persistent>(
     file: FileId,
     through: Lsn,
 ) -> Result<(), DigestError> {
+    if slot.flags.load(Acquire) & GIVEN_UP != 0 {
+        return Err(DigestError::File(Errno(slot.error.load(Acquire).cast_signed())));
+    }
     write_all(fd, digester, memory, file, through)?;
     file::set_position(fd, slot.position.load(Acquire))?;
     if slot.is_append.load(Acquire) != 0 {

@@ -5,6 +5,7 @@
 //!              references = views of the engine (one owner) + records that are not retired
 //! ```
 
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::BTreeMap;
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, pages_up};
 use uncopy_core::extents::Extents;
@@ -22,6 +23,19 @@ pub const MIN_REFERENCE_BYTES: usize = 4096;
 struct Held {
     pages: ArenaPages,
     references: u32,
+    /// Whether a record has referred to the run.
+    is_logged: bool,
+}
+
+/// Number of runs that inputs have filled, and of those that no record ever referred to.
+static FILLED: AtomicU64 = AtomicU64::new(0);
+static MISSED: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of inputs that were received into a mapped log, and of those that were released and had never
+/// been logged.
+#[must_use]
+pub fn optimistic_inputs() -> (u64, u64) {
+    (FILLED.load(Relaxed), MISSED.load(Relaxed))
 }
 
 #[derive(Debug)]
@@ -38,6 +52,9 @@ impl Inner {
         held.references -= 1;
         if held.references == 0 {
             let pages = held.pages;
+            if !held.is_logged {
+                MISSED.fetch_add(1, Relaxed);
+            }
             self.runs.remove(&start);
             if !self.is_closed {
                 self.free.insert(pages);
@@ -73,8 +90,9 @@ impl ChunkRun {
         self.pool.base + self.start as usize * PAGE_BYTES
     }
 
-    /// Gives back the pages behind the first `len_bytes` bytes. No record refers to the run yet.
-    pub fn shorten(&mut self, len_bytes: usize) {
+    /// Ends the filling of the run by an input: gives back the pages behind the first `len_bytes` bytes.
+    pub fn finish(&mut self, len_bytes: usize) {
+        FILLED.fetch_add(1, Relaxed);
         let inner = &mut *self.pool.inner.lock();
         if let Some(held) = inner.runs.get_mut(&self.start) {
             let end = (self.start + pages_up(len_bytes).max(1)).min(held.pages.end);
@@ -115,7 +133,7 @@ impl ChunkPool {
         let wanted = pages_up(len_bytes).max(1);
         let inner = &mut *self.inner.lock();
         let pages = inner.free.take(wanted)?;
-        inner.runs.insert(pages.start, Held { pages, references: 1 });
+        inner.runs.insert(pages.start, Held { pages, references: 1, is_logged: false });
         Some(ChunkRun { pool: self, start: pages.start })
     }
 
@@ -139,6 +157,7 @@ impl ChunkPool {
             let run = inner.run_of((reference.at / PAGE_BYTES as u64) as u32);
             if let Some(held) = run.and_then(|start| inner.runs.get_mut(&start)) {
                 held.references += 1;
+                held.is_logged = true;
                 inner.pins.pin(end, [reference]);
             }
         }
@@ -185,7 +204,7 @@ mod tests {
         let pool: &'static ChunkPool = Box::leak(Box::new(ChunkPool::new(1 << 20, 4 * PAGE_BYTES)));
         let mut run = pool.alloc(3 * PAGE_BYTES).expect("room");
         assert!(pool.alloc(2 * PAGE_BYTES).is_none());
-        run.shorten(2 * PAGE_BYTES);
+        run.finish(2 * PAGE_BYTES);
         let part = Part { address: run.address() + PAGE_BYTES, len_bytes: PAGE_BYTES };
         let reference = pool.reference(part).expect("in the pool");
         assert_eq!((reference.at, reference.len_bytes), (PAGE_BYTES as u64, PAGE_BYTES as u32));

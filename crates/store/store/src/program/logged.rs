@@ -135,7 +135,7 @@ pub fn begin_write(fd: ProgramFd) -> OngoingWrite {
                 }
             }
             Kind::Inherited(_) if inherited_session().is_some_and(Session::is_mapped) => {
-                mapped::settle_inherited(fd);
+                mapped::inherited::settle_inherited(fd);
                 return OngoingWrite::Plain;
             }
             Kind::Inherited(slot) => {

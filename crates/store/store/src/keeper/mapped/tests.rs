@@ -10,19 +10,22 @@ use std::fs::{self, File};
 use std::io::{Seek as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, RwLockReadGuard};
 use std::thread::{self, JoinHandle};
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::Flushing;
 use uncopy_mapped::parts::Part;
 use uncopy_mapped::reader::Reader;
+use uncopy_mapped::record::Reference;
 use uncopy_mapped::recovery::Recovery;
 use uncopy_mapped::table::Identity;
 use uncopy_sys::background::{notifier, notify};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::mem;
 
+mod failing;
+mod hostile;
 #[cfg(feature = "inject")]
 mod kills;
 
@@ -233,57 +236,6 @@ fn a_dropped_file_has_its_bytes_its_offset_and_its_flags() {
 }
 
 #[test]
-fn files_that_may_not_be_logged_are_refused_and_unchanged() {
-    let (directory, mut program, _guard) = program("refused");
-    let (path, file) = directory.file("a", libc::O_APPEND);
-    let id = program.register(0, &file);
-    let adopt = |slot: u64, entry: u64| [ADOPT, slot, entry, id.incarnation.0];
-    let refused = |errno: i32| [REFUSED, errno as u64, 0];
-    let (adopt_it, entry) = (adopt(0, id.entry.into()), u64::from(id.entry));
-    // Another registration, an entry that cannot be, a slot that cannot be, and no registration at all.
-    assert_eq!(program.ask(&adopt(0, entry + 1), Some(&file)), refused(libc::EINVAL));
-    assert_eq!(program.ask(&adopt(0, 1 << 16), Some(&file)), refused(libc::EINVAL));
-    assert_eq!(program.ask(&adopt(64, entry), Some(&file)), refused(libc::EPROTO));
-    assert_eq!(program.ask(&[ADOPT, 0], Some(&file)), refused(libc::EPROTO));
-    assert_eq!(program.ask(&adopt_it, None), refused(libc::EPROTO));
-    let other = File::open(&path).expect("opened");
-    assert_eq!(program.ask(&adopt_it, Some(&other)), refused(libc::EBADF));
-    assert_eq!(program.ask(&adopt_it, Some(&file)), refused(libc::EAGAIN), "open elsewhere");
-    drop(other);
-    let link = directory.0.join("b");
-    fs::hard_link(&path, &link).expect("linked");
-    assert_eq!(program.ask(&adopt_it, Some(&file)), refused(libc::EINVAL), "two links");
-    fs::remove_file(&link).expect("removed");
-    for mode in [0o4600, 0o2600] {
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("its owner");
-        assert_eq!(program.ask(&adopt_it, Some(&file)), refused(libc::EINVAL), "{mode:o}");
-    }
-    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("its owner");
-    program.state.slots[0].is_append.store(0, Release);
-    assert_eq!(
-        program.ask(&adopt_it, Some(&file)),
-        refused(libc::EINVAL),
-        "O_APPEND is not what the slot says"
-    );
-    program.state.slots[0].is_append.store(1, Release);
-    let owner = Owner { log: 1, path: program.log_path() };
-    mark::set(file.as_fd(), &owner).expect("marked");
-    assert_eq!(
-        program.ask(&adopt_it, Some(&file)),
-        refused(libc::EEXIST),
-        "a log in use may have records for it"
-    );
-    mark::remove(file.as_fd()).expect("removed");
-    assert_eq!(file::flags(file.as_fd()).expect("flags") & libc::O_APPEND, libc::O_APPEND);
-    assert!(!is_marked(&file) && File::open(&path).is_ok());
-    assert_eq!(program.ask(&adopt_it, Some(&file)), [ADOPTED, 0, 0]);
-    let again = [ADOPT, 1, entry, id.incarnation.0];
-    program.state.slots[1].is_append.store(0, Release);
-    assert_eq!(program.ask(&again, Some(&file)), refused(libc::EEXIST), "it is logged already");
-    assert_eq!(program.ask(&[99, 0], None), refused(libc::EPROTO));
-}
-
-#[test]
 fn room_is_made_by_digesting_and_acknowledged_writes_survive_the_end() {
     let (directory, mut program, _guard) = program("room");
     let (path, file) = directory.file("a", 0);
@@ -381,176 +333,85 @@ fn child(test: &str, before: &[&str]) -> Command {
     child
 }
 
-/// Runs a test in a process of its own, where it may change the limits. Returns whether this is that process.
-fn is_in_child(test: &str, before: &[&str]) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let mut command = child(&format!("keeper::mapped::tests::{test}"), before);
-    let started = spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
-    let output = started.wait_with_output().expect("a child");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
-    false
-}
-
-/// Sets the maximum length of files that this process writes (RLIMIT_FSIZE).
-fn limit_files(len_bytes: u64) {
-    let limit = libc::rlimit { rlim_cur: len_bytes, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: setrlimit(2) reads `limit`; no handler is installed.
-    unsafe {
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
-    }
-}
-
 #[test]
-fn a_file_that_cannot_be_written_stays_logged_until_it_can() {
-    if !is_in_child("a_file_that_cannot_be_written_stays_logged_until_it_can", &[]) {
-        return;
-    }
-    let (directory, mut program, _guard) = program("later");
+fn records_refer_to_memory_behind_the_log() {
+    let (directory, mut program, _guard) = program("references");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
-    assert!(program.write(0, id, 0, b"abc") && program.write(0, id, 2 * LOG_BYTES, b"d"));
-    limit_files(LOG_BYTES);
-    for _ in 0..2 {
-        assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::EFBIG as u64, 0]);
-        assert_eq!(program.ask(&[DROP, 0], None), [DONE, libc::EFBIG as u64, 0]);
-        assert!(is_marked(&file) && program.write(0, id, 1, b"B"), "still logged");
-    }
-    limit_files(libc::RLIM_INFINITY);
-    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
-    let found = fs::read(&path).expect("read");
-    assert_eq!(
-        (&found[..4], found.len() as u64, found.last()),
-        (&b"aBc\0"[..], 2 * LOG_BYTES + 1, Some(&b'd'))
-    );
-    program.end();
-    assert_eq!((program.checkpoint().process, program.checkpoint().failure), (0, 0));
-}
-
-#[test]
-fn a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes() {
-    if !is_in_child("a_file_that_is_given_up_keeps_the_log_and_others_get_their_bytes", &[]) {
-        return;
-    }
-    let (directory, mut program, _guard) = program("given-up");
-    let (path, file) = directory.file("a", 0);
-    let (bad_path, bad) = directory.file("b", 0);
-    let (late_path, late) = directory.file("c", 0);
-    let (id, bad_id) = (program.adopt(0, &file), program.adopt(1, &bad));
-    assert!(program.write(0, id, 0, b"abc") && program.write(1, bad_id, 2 * LOG_BYTES, b"d"));
-    limit_files(LOG_BYTES);
-    let reader = thread::spawn(move || File::open(bad_path).expect("opened"));
-    while file_lock::has_unbroken_lease(bad.as_fd()) {
-        thread::yield_now();
-    }
-    program.ring();
-    let _open = reader.join().expect("opened");
-    assert_eq!(program.state.slots[1].error.load(Acquire), libc::EFBIG as u32);
-    // No file is logged any more, and the others have left the log.
-    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
-    assert_eq!(fs::read(&path).expect("read"), b"abc");
-    let late_id = program.register(2, &late);
-    let adopt = [ADOPT, 2, late_id.entry.into(), late_id.incarnation.0];
-    assert_eq!(program.ask(&adopt, Some(&late)), [REFUSED, libc::EFBIG as u64, 0]);
-    assert_eq!(program.ask(&[DROP, 1], None), [DONE, libc::EFBIG as u64, 0]);
-    program.end();
-    assert!(is_marked(&bad) && !is_marked(&file) && !is_marked(&late) && late_path.exists());
-    let found = program.checkpoint();
-    assert_eq!((found.failure, found.process), (libc::EFBIG as u32, u64::from(std::process::id())));
     let (log, _) = MappedLog::open_to_read(&program.log_path()).expect("mapped");
-    let mut recovery = Recovery::open(log.memory(), NO_CHUNKS, boot()).expect("a log");
-    let batch = recovery.plan(NO_CHUNKS, Limits::default()).expect("no damage").expect("records");
-    assert_eq!((batch.files.len(), batch.files[0].file), (1, bad_id));
+    let memory = log.contents().expect("a log");
+    let chunk_bytes = memory.chunks()[0].len_bytes();
+    let chunk_at = log.memory().len_bytes() - chunk_bytes;
+    for (round, words) in [[MAKE_ROOM, 0], [DROP, 0]].into_iter().enumerate() {
+        let received = [b'0' + round as u8; 10_000];
+        let at = (chunk_bytes - received.len()) * round;
+        log.memory().store(chunk_at + at, &received);
+        let len_bytes = received.len() as u32;
+        let reference = Part::Reference(Reference { chunk: 0, at: at as u64, len_bytes });
+        let parts = [Part::Bytes(b"head"), reference, Part::Bytes(b"tail")];
+        let offset = round as u64 * 10_008;
+        program.log.append(&memory.chunks()[..], id, offset, &parts).expect("room");
+        program.log.commit();
+        assert_eq!(program.ask(&words, None)[..2], [DONE, 0]);
+        let found = fs::metadata(&path).expect("known").len();
+        assert_eq!(found, offset + 10_008);
+    }
+    let found = fs::read(&path).expect("read");
+    let wanted = ["0", "1"].map(|byte| format!("head{}tail", byte.repeat(10_000))).concat();
+    assert!(found == wanted.as_bytes());
+    // Chunks and ranges that do not exist are damage.
+    for (chunk, at) in [(1, 0), (0, chunk_bytes as u64), (0, u64::MAX - 5)] {
+        let reference = Part::Reference(Reference { chunk, at, len_bytes: 4 });
+        assert!(program.log.append(&memory.chunks()[..], id, 0, &[reference]).is_err(), "{chunk} {at}");
+    }
 }
 
 #[test]
-fn a_full_file_system_keeps_records_until_there_is_room() {
-    let namespace = ["unshare", "--map-root-user", "--mount"];
-    let mut command = Command::new(namespace[0]);
-    let is_permitted = spawn(command.args(&namespace[1..]).arg("true")).wait();
-    if !is_permitted.is_ok_and(|status| status.success()) {
-        eprintln!("no user namespaces here: not tested");
-        return;
-    }
-    if !is_in_child("a_full_file_system_keeps_records_until_there_is_room", &namespace) {
-        return;
-    }
-    let directory = Arc::new(Directory::new("full"));
-    let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "none"]).arg(&directory.0).status();
-    assert!(mounted.expect("started").success());
-    let too_large = mapped_file::open_or_create_empty(&directory.0, 16 << 20, true, &|| true);
-    assert_eq!(too_large.map(drop), Err(Errno(libc::ENOSPC)));
-    assert!(mapped_file::logs(&directory.0).expect("a directory").is_empty(), "nothing is left of it");
-    let mut program = Program::new(&directory);
-    let (path, file) = directory.file("a", 0);
-    let (filler, mut full) = directory.file("filler", 0);
-    let id = program.adopt(0, &file);
-    let bytes = vec![5; 1 << 20];
-    assert!(program.write(0, id, 0, &bytes) && program.write(0, id, 1 << 20, &bytes));
-    // All but a megabyte is taken.
-    full.write_all(&vec![0; 3 << 20]).expect("written");
-    while full.write(&[0; 4096]).is_ok() {}
-    full.set_len(full.metadata().expect("known").len() - (1 << 20)).expect("truncated");
-    for _ in 0..2 {
-        assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::ENOSPC as u64, 0]);
-        assert_eq!(program.ask(&[DROP, 0], None), [DONE, libc::ENOSPC as u64, 0]);
-        assert!(program.write(0, id, 10, b"logged"), "memory is no disk");
-    }
-    fs::remove_file(filler).expect("removed");
-    drop(full);
-    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
-    let mut wanted = vec![5; 2 << 20];
-    wanted[10..16].copy_from_slice(b"logged");
-    assert!(fs::read(&path).expect("read") == wanted);
-    program.end();
-    assert_eq!((program.checkpoint().process, program.checkpoint().failure), (0, 0));
-}
-
-#[test]
-fn a_truncated_log_ends_logging_and_nothing_else() {
-    let (directory, mut program, _guard) = program("truncated");
+fn a_file_that_others_rename_leaves_the_log() {
+    let (directory, mut program, _guard) = program("renamed");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
     assert!(program.write(0, id, 0, b"abc"));
-    file::truncate(&program.log_file, 4096).expect("truncated");
-    assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::EIO as u64, 0]);
+    let renamed = directory.0.join("b");
+    fs::rename(&path, &renamed).expect("renamed");
+    // At the next digest at the latest.
+    while program.state.slots[0].flags.load(Acquire) & SETTLED == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(fs::read(&renamed).expect("read"), b"abc");
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    program.log.leave(id);
+    let id = program.adopt(0, &file);
+    assert!(program.write(0, id, 3, b"def"));
     program.end();
-    assert!(is_marked(&file), "for `log check`");
-    assert_eq!(fs::read(&path).expect("read"), b"");
+    assert_eq!(fs::read(&renamed).expect("read"), b"abcdef");
 }
 
 #[test]
-fn a_scribbled_record_is_noticed_and_its_log_kept() {
-    let (directory, mut program, _guard) = program("scribbled");
+fn a_child_that_wants_a_file_gets_it_from_the_kernel() {
+    let (directory, mut program, _guard) = program("touched");
     let (path, file) = directory.file("a", 0);
     let id = program.adopt(0, &file);
-    let first = program.log.head();
-    assert!(program.write(0, id, 0, b"abc") && program.write(0, id, 3, b"def"));
-    let (log, is_in_use) = MappedLog::open_to_read(&program.log_path()).expect("mapped");
-    assert!(is_in_use);
-    let at = program.log.superblock().position(first) + 20;
-    let mut byte = [0];
-    log.memory().load(at, &mut byte);
-    log.memory().store(at, &[byte[0] ^ 1]);
-    assert_eq!(program.ask(&[MAKE_ROOM], None), [DONE, libc::EUCLEAN as u64, 0]);
-    assert_ne!(program.state.slots[0].flags.load(Acquire) & UNRELIABLE, 0);
-    assert_eq!(program.ask(&[DROP, 0], None)[0], DONE);
-    program.end();
-    assert_eq!(fs::read(&path).expect("read"), b"");
-    let found = Recovery::open(log.memory(), NO_CHUNKS, boot()).expect("a log");
-    assert_eq!(found.damage(), Some(uncopy_mapped::reader::Damage::Record(first)));
-    assert!(is_marked(&file));
-    // The position is the program's business again.
-    assert_eq!((&file).stream_position().expect("a position"), 0);
+    assert!(program.write(0, id, 0, b"abc"));
+    let flags = &program.state.slots[0].flags;
+    flags.fetch_or(TOUCHED, AcqRel);
+    // At the next digest at the latest.
+    while flags.load(Acquire) & SETTLED == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(fs::read(&path).expect("read"), b"abc");
+    assert_eq!(program.ask(&[DROP, 0], None), [DONE, 0, 0]);
+    assert_eq!(program.state.slots[0].flags.load(Acquire), 0);
 }
 
 #[test]
-fn a_message_of_another_protocol_is_refused() {
-    let (_directory, program, _guard) = program("protocol");
-    assert_eq!(program.ask(&[HELLO, PROTOCOL], None), [REFUSED, libc::EPROTO as u64, 0]);
+fn a_program_that_outlives_its_keeper_knows_what_was_settled() {
+    let (directory, mut program, _guard) = program("outlived");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    assert!(program.write(0, id, 0, b"abc"));
+    program.end();
+    assert_eq!(fs::read(&path).expect("read"), b"abc");
+    assert_ne!(program.state.slots[0].flags.load(Acquire) & SETTLED, 0);
+    assert!(!program.write(0, id, 3, b"lost"), "nobody digests the log");
 }

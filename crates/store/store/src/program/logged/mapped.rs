@@ -4,6 +4,9 @@
 //! digested the file, so the file's offset and size are kept in the shared slot. Whatever is not an append, a sync, or
 //! a question about offset and size takes the file out of the log first.
 
+pub mod inherited;
+pub mod status;
+
 use super::{FILES, Tracked, WriteAt, file_at, note_left};
 use crate::layout::Identity;
 use crate::lock;
@@ -13,14 +16,15 @@ use crate::messages::{DONE, DROP, MAKE_ROOM};
 use crate::program::descriptors::{self, Kind};
 use crate::program::mapped_log::MappedLog;
 use crate::program::session::Session;
-use crate::program::{Synced, forks, inherited_session, is_forced, session, touch, trial};
-use crate::state::{FAILED, FileSlot, HELD, MAX_FILES, SETTLED, TOUCHED, UNRELIABLE};
+use crate::program::{Synced, is_forced, session, trial};
+use crate::state::{FAILED, FileSlot, HELD, SETTLED, TOUCHED, UNRELIABLE};
+use core::cell::Cell;
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::MutexGuard;
-use uncopy_mapped::parts::AppendError;
+use uncopy_mapped::parts::{AppendError, Part as Bytes};
 use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::{self, Errno};
@@ -193,13 +197,14 @@ pub struct MappedWrite {
     slot: usize,
     mapped: MutexGuard<'static, Option<MappedFile>>,
     begun_ns: u64,
+    referenced_bytes: usize,
 }
 
 /// Begins a write to a file in the mapped log; `None`: it has left the log.
 pub fn begin_write(fd: ProgramFd, slot: usize) -> Option<MappedWrite> {
     let mapped = lock(&file_at(slot).mapped);
     let is_in_log = descriptors::kind(fd) == Kind::Logged(slot) && mapped.is_some();
-    is_in_log.then(|| MappedWrite { fd, slot, mapped, begun_ns: clock::now_ns() })
+    is_in_log.then(|| MappedWrite { fd, slot, mapped, begun_ns: clock::now_ns(), referenced_bytes: 0 })
 }
 
 /// Calls `each` with consecutive pieces of `parts` that fit into one record, until it fails. Returns the number of bytes
@@ -234,6 +239,12 @@ fn for_pieces<E>(
 }
 
 impl MappedWrite {
+    /// Returns the number of bytes that the records refer to, after [`MappedWrite::append`].
+    #[must_use]
+    pub const fn referenced_bytes(&self) -> usize {
+        self.referenced_bytes
+    }
+
     /// Appends the write to the log, without a system call that a signal could interrupt.
     pub fn append(&mut self, at: WriteAt, parts: &[Part]) -> Appended {
         let (Some(session), Some(mapped)) = (session(), self.mapped.as_mut()) else { return Appended::Leave };
@@ -277,11 +288,19 @@ impl MappedWrite {
         if !log.has_room(len_bytes) {
             return Appended::Full;
         }
-        let target = Target { session, log, slot, id: mapped.id, moves: at == WriteAt::Position };
+        let target = Target {
+            session,
+            log,
+            slot,
+            id: mapped.id,
+            moves: at == WriteAt::Position,
+            referenced_bytes: Cell::new(0),
+        };
         let (written, failure) = for_pieces(parts, max_bytes, |done_bytes, piece| {
             target.append(offset + done_bytes as u64, piece)
         });
         mapped.unsynced_bytes += written;
+        self.referenced_bytes = target.referenced_bytes.get();
         match failure {
             Some(NotAppended::Full) if written == 0 => Appended::Full,
             Some(NotAppended::Refused) if written == 0 => Appended::Leave,
@@ -301,6 +320,7 @@ struct Target<'a> {
     id: FileId,
     /// Whether the write moves the file offset.
     moves: bool,
+    referenced_bytes: Cell<usize>,
 }
 
 /// Reason why a record was not appended.
@@ -315,6 +335,11 @@ impl Target<'_> {
         // SAFETY: the kernel has just read a word of each page of each part. Parts in the log's memory are views of the
         // engine, which do not change before the record is retired.
         let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
+        let referenced = bytes.iter().map(|part| match part {
+            Bytes::Reference(reference) => reference.len_bytes as usize,
+            Bytes::Bytes(_) => 0,
+        });
+        let referenced_bytes: usize = referenced.sum();
         let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
         match self.log.append(self.session.state, self.id, offset, &bytes) {
             Ok(()) => {}
@@ -327,6 +352,7 @@ impl Target<'_> {
             self.slot.position.store(end, Release);
         }
         drop(append);
+        self.referenced_bytes.set(self.referenced_bytes.get() + referenced_bytes);
         self.session.tell_if_half_full();
         Ok(())
     }
@@ -526,121 +552,6 @@ pub fn settle_closed(session: &Session, (device, inode): (u64, u64)) {
         if is_it && lock(&file.closing).is_some() && session.slot(slot).flags.load(Acquire) & HELD != 0 {
             // Without a keeper a recovery settles the file.
             let _ = session.request(&[DROP, slot as u64, 0]);
-        }
-    }
-}
-
-/// Size of a file as the log has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MappedSize {
-    /// The file is not in this process's mapped log.
-    Unknown,
-    /// Size with the records in the log, bytes.
-    Is(u64),
-    /// The file was in the log, and the kernel's answer may be older: the kernel has to be asked again.
-    AskAgain,
-}
-
-/// Returns the size of a file that a stat by path has found.
-#[must_use]
-pub fn mapped_size(device: u64, inode: u64) -> MappedSize {
-    let Some(session) = session().filter(|session| session.mapped().is_some()) else {
-        return MappedSize::Unknown;
-    };
-    let is_it = |file: &&Tracked| file.inode.load(Acquire) == inode && file.device.load(Acquire) == device;
-    let Some(file) = FILES.iter().find(is_it) else { return MappedSize::Unknown };
-    let slot = session.slot(file.slot());
-    let flags = slot.flags.load(Acquire);
-    if flags & HELD == 0 || flags & SETTLED != 0 {
-        MappedSize::AskAgain
-    } else {
-        MappedSize::Is(slot.size.load(Acquire))
-    }
-}
-
-/// Moves the file offset of a file in the mapped log. `None`: the kernel does it, after the file has left the log.
-#[must_use]
-pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Errno>> {
-    let slot = match descriptors::kind(fd) {
-        Kind::Inherited(_) => {
-            settle_inherited(fd);
-            return None;
-        }
-        Kind::Logged(slot) => slot,
-        _ => return None,
-    };
-    let session = session().filter(|session| session.mapped().is_some())?;
-    let state = session.slot(slot);
-    let is_simple = matches!(whence, libc::SEEK_SET | libc::SEEK_CUR | libc::SEEK_END);
-    if !is_simple {
-        return None;
-    }
-    let _mapped = begin_write(fd, slot)?;
-    let from = match whence {
-        libc::SEEK_SET => 0,
-        libc::SEEK_CUR => state.position.load(Acquire),
-        _ => state.size.load(Acquire),
-    };
-    let to = i64::try_from(from).ok().and_then(|from| from.checked_add(offset));
-    let Some(to) = to.filter(|to| *to >= 0) else {
-        // The kernel returns EINVAL also where the sum does not fit (fs/read_write.c, vfs_setpos).
-        return Some(Err(Errno::EINVAL));
-    };
-    // The keeper reads the offset after the end of all appends. The kernel knows whether its file system allows an
-    // offset behind the end.
-    match state.begin_append() {
-        Some(_append) if to as u64 <= state.size.load(Acquire) => {
-            state.position.store(to as u64, Release);
-            Some(Ok(to as u64))
-        }
-        _ => None,
-    }
-}
-
-/// Whether the keeper has cleared O_APPEND of the descriptor's open file description.
-#[must_use]
-pub fn is_append_hidden(fd: ProgramFd) -> bool {
-    let Kind::Logged(slot) = descriptors::kind(fd) else { return false };
-    session().is_some_and(|session| session.is_mapped() && session.slot(slot).is_append.load(Acquire) != 0)
-}
-
-/// Has the parent's keeper take an inherited file out of the parent's mapped log, before this process uses it. The
-/// parent does not log the file again while this process lives.
-pub fn settle_inherited(fd: ProgramFd) {
-    let Kind::Inherited(slot) = descriptors::kind(fd) else { return };
-    let Some(session) = inherited_session().filter(|session| session.is_mapped()) else { return };
-    let until_ms = clock::now_ms() + MAX_WAIT_MS;
-    // Announced before the lease is looked at: the parent's keeper takes the lease, and then the parent looks for
-    // announcements.
-    forks::pass_on(descriptors::opened_at(fd));
-    let slots = if slot == descriptors::NO_SLOT {
-        // Breaks a lease that the keeper has taken meanwhile. Without permission to open the file, all files of the
-        // parent leave its log.
-        match wait_for_lease(fd, until_ms) {
-            Ok(()) => 0..0,
-            Err(_) => 0..MAX_FILES,
-        }
-    } else {
-        // The flag alone suffices, but the keeper looks at it only from time to time.
-        slot..slot + 1
-    };
-    for slot in slots {
-        touch(slot, 0);
-        let _ = file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK);
-        let flags = &session.slot(slot).flags;
-        while flags.load(Acquire) & (HELD | SETTLED) == HELD && clock::now_ms() < until_ms {
-            clock::sleep_10_ms();
-        }
-    }
-    descriptors::set(fd, Kind::Refused);
-}
-
-/// Waits until no lease keeps others from writing to a file.
-fn wait_for_lease(fd: ProgramFd, until_ms: u64) -> Result<(), Errno> {
-    loop {
-        match file::reopen(fd, libc::O_WRONLY | libc::O_NONBLOCK) {
-            Err(Errno::EAGAIN) if clock::now_ms() < until_ms => clock::sleep_10_ms(),
-            opened => return opened.map(drop),
         }
     }
 }

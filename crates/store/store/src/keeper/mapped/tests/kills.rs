@@ -11,6 +11,7 @@ use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Child;
+use uncopy_core::options::LogMode;
 
 const DIRECTORY: &str = "UNCOPY_TEST_DIRECTORY";
 /// File in which a child counts its calls.
@@ -30,14 +31,8 @@ fn in_a_child() {
     let socket = CString::new(socket_in(&directory).into_os_string().into_encoded_bytes()).expect("no NUL");
     let root_pid = uncopy_sys::ids::parent();
     let log_bytes = LOG_BYTES;
-    let settings = Settings {
-        directory,
-        log_bytes,
-        emulates_dax: true,
-        mode: uncopy_core::options::LogMode::Only,
-        socket,
-        root_pid,
-    };
+    let settings =
+        Settings { directory, log_bytes, emulates_dax: true, mode: LogMode::Only, socket, root_pid };
     if let Ok(keeper) = Keeper::begin(settings) {
         keeper.keep();
     }

@@ -1,0 +1,86 @@
+//! Sizes, offsets and flags of files in the mapped log, which the kernel does not know yet.
+
+use super::super::{FILES, Tracked};
+use super::begin_write;
+use super::inherited::settle_inherited;
+use crate::program::descriptors::{self, Kind};
+use crate::program::session;
+use crate::state::{HELD, SETTLED};
+use core::ffi::c_int;
+use core::sync::atomic::{Ordering::Acquire, Ordering::Release};
+use uncopy_sys::descriptor::ProgramFd;
+use uncopy_sys::errno::Errno;
+
+/// Size of a file as the log has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MappedSize {
+    /// The file is not in this process's mapped log.
+    Unknown,
+    /// Size with the records in the log, bytes.
+    Is(u64),
+    /// The file was in the log, and the kernel's answer may be older: the kernel has to be asked again.
+    AskAgain,
+}
+
+/// Returns the size of a file that a stat by path has found.
+#[must_use]
+pub fn mapped_size(device: u64, inode: u64) -> MappedSize {
+    let Some(session) = session().filter(|session| session.mapped().is_some()) else {
+        return MappedSize::Unknown;
+    };
+    let is_it = |file: &&Tracked| file.inode.load(Acquire) == inode && file.device.load(Acquire) == device;
+    let Some(file) = FILES.iter().find(is_it) else { return MappedSize::Unknown };
+    let slot = session.slot(file.slot());
+    let flags = slot.flags.load(Acquire);
+    if flags & HELD == 0 || flags & SETTLED != 0 {
+        MappedSize::AskAgain
+    } else {
+        MappedSize::Is(slot.size.load(Acquire))
+    }
+}
+
+/// Moves the file offset of a file in the mapped log. `None`: the kernel does it, after the file has left the log.
+#[must_use]
+pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Errno>> {
+    let slot = match descriptors::kind(fd) {
+        Kind::Inherited(_) => {
+            settle_inherited(fd);
+            return None;
+        }
+        Kind::Logged(slot) => slot,
+        _ => return None,
+    };
+    let session = session().filter(|session| session.mapped().is_some())?;
+    let state = session.slot(slot);
+    let is_simple = matches!(whence, libc::SEEK_SET | libc::SEEK_CUR | libc::SEEK_END);
+    if !is_simple {
+        return None;
+    }
+    let _mapped = begin_write(fd, slot)?;
+    let from = match whence {
+        libc::SEEK_SET => 0,
+        libc::SEEK_CUR => state.position.load(Acquire),
+        _ => state.size.load(Acquire),
+    };
+    let to = i64::try_from(from).ok().and_then(|from| from.checked_add(offset));
+    let Some(to) = to.filter(|to| *to >= 0) else {
+        // The kernel returns EINVAL also where the sum does not fit (fs/read_write.c, vfs_setpos).
+        return Some(Err(Errno::EINVAL));
+    };
+    // The keeper reads the offset after the end of all appends. The kernel knows whether its file system allows an
+    // offset behind the end.
+    match state.begin_append() {
+        Some(_append) if to as u64 <= state.size.load(Acquire) => {
+            state.position.store(to as u64, Release);
+            Some(Ok(to as u64))
+        }
+        _ => None,
+    }
+}
+
+/// Whether the keeper has cleared O_APPEND of the descriptor's open file description.
+#[must_use]
+pub fn is_append_hidden(fd: ProgramFd) -> bool {
+    let Kind::Logged(slot) = descriptors::kind(fd) else { return false };
+    session().is_some_and(|session| session.is_mapped() && session.slot(slot).is_append.load(Acquire) != 0)
+}
