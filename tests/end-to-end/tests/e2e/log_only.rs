@@ -37,14 +37,14 @@ fn run(runs: &LogRuns, parent: &Path, is_plain: bool, scenario: &str, row: Row) 
     let directory = parent.join(name);
     std::fs::create_dir(&directory).expect("a directory");
     let program = if is_plain { plain() } else { runs.program(&parent.join("stats")) };
-    let warm: &[PathBuf] = if is_plain { &[] } else { &["--warm".into(), parent.join("warm")] };
+    let entry: &[PathBuf] = if is_plain { &[] } else { &["--warm".into(), parent.join("warm")] };
     let program = match row.last_file {
-        None => program.arg(PROGRAM).args(warm).arg(scenario),
+        None => program.arg(PROGRAM).args(entry).arg(scenario),
         Some(last) => {
             let script = format!(
                 "\"$0\" \"$@\"; status=$?; for turn in $(seq 3000); do [ -s {last} ] && exit $status; sleep 0.02; done; exit 99"
             );
-            program.args(["sh", "-c", &script, PROGRAM]).args(warm).arg(scenario)
+            program.args(["sh", "-c", &script, PROGRAM]).args(entry).arg(scenario)
         }
     };
     let place = if parent == runs.memory().path() { "memory" } else { "disk" };
