@@ -37,7 +37,7 @@ pub struct LogRuns {
 pub struct FileState {
     /// Length, bytes.
     pub len_bytes: u64,
-    /// Type and permissions.
+    /// Type and permissions of the file.
     pub mode: u32,
     /// Number of hard links.
     pub links: u64,

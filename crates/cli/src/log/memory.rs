@@ -1,4 +1,4 @@
-//! What backs the logs of `--log-mode only`: the kernel is asked, not the user.
+//! Memory behind the logs of `--log-mode only`, as the kernel reports it.
 
 use crate::os;
 use crate::output::{Quoted, Reason};

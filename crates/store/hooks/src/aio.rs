@@ -1,6 +1,6 @@
 //! Hooks of asynchronous I/O: files that are written by it are not logged.
 
-use super::{exclude, exclude_all, is_on};
+use crate::leaving::{exclude, exclude_all, is_on};
 use core::ffi::{c_int, c_void};
 use uncopy_interpose::{alias, entry, slots};
 use uncopy_sys::descriptor::ProgramFd;

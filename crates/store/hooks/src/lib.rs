@@ -14,17 +14,12 @@
 )]
 #![allow(missing_docs, reason = "as above")]
 
-use core::ffi::{c_char, c_int, c_long, c_ulong, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::ffi::{c_int, c_long, c_ulong, c_void};
 use libc::{mode_t, off_t};
 use std::ffi::CString;
-use uncopy_core::stats::Counter;
-use uncopy_engine::background::activation;
-use uncopy_engine::state::counters;
 use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_interpose::{alias, entry, slots, variadic};
-use uncopy_store::program::chunk_pool::optimistic_inputs;
-use uncopy_store::program::descriptors::{self, CountedWrite, Kind};
+use uncopy_store::program::descriptors::CountedWrite;
 use uncopy_store::program::{self as store, LogMemory};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::lock::Critical;
@@ -32,16 +27,20 @@ use uncopy_sys::owner::is_owner;
 use uncopy_sys::{clock, errno};
 
 mod aio;
+mod counts;
+mod leaving;
 mod optimistic;
 mod paths;
 mod status;
 mod times;
 mod writes;
 
+use counts::{count_departures, count_sync};
+use leaving::{Path, settle, settle_all, with_errno_saved};
+pub use leaving::{exclude, exclude_all, is_on, stop_logging, stop_logging_for, stop_logging_mapped};
 pub use status::{fstat_by, has_mapped_files};
 pub use writes::write;
 
-type Path = *const c_char;
 /// A variadic function, or one with a `va_list`.
 type Variadic = unsafe extern "C" fn();
 
@@ -73,12 +72,6 @@ pub fn fill_others() {
     times::fill();
 }
 
-/// Returns whether files may be logged.
-#[inline(always)]
-pub fn is_on() -> bool {
-    store::is_on()
-}
-
 /// Returns whether a descriptor needs any handling.
 #[inline(always)]
 pub fn is_tracked(fd: ProgramFd) -> bool {
@@ -97,14 +90,6 @@ pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool, memory: LogM
         }
         store::switch_on(socket, globs, always, memory);
     }
-}
-
-/// Runs `work`, which may take files out of the log, in a critical section and preserves `errno`.
-fn with_errno_saved(work: impl FnOnce()) {
-    let _errno = errno::SavedErrno::new();
-    let _critical = Critical::enter();
-    work();
-    count_departures();
 }
 
 #[cold]
@@ -207,9 +192,7 @@ fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
     );
     count_departures();
     if let Some(bytes) = synced.logged_bytes {
-        publish_counters();
-        counters::add(Counter::LogSyncs, 1);
-        counters::add(Counter::LogBytes, bytes);
+        count_sync(bytes);
     }
     errno::set(if synced.result == 0 { errno_before } else { errno_after });
     synced.result
@@ -222,43 +205,6 @@ entry!(fsync FSYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
 entry!(fdatasync FDATASYNC (fd: ProgramFd) -> c_int, store::is_tracked(fd), {
     sync_file(fd, || FDATASYNC.call()(fd))
 });
-
-/// Creates the file of the counters, once: the engine, which does so too, may not be needed.
-fn publish_counters() {
-    static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
-    if !ARE_PUBLISHED.load(Relaxed) && !ARE_PUBLISHED.swap(true, Relaxed) {
-        activation::begin_without_engine();
-    }
-}
-
-/// Counts a write that went to a mapped log alone, of which records refer to `referenced_bytes`.
-fn count_append(len_bytes: usize, referenced_bytes: usize) {
-    static INPUTS: AtomicU64 = AtomicU64::new(0);
-    static MISSES: AtomicU64 = AtomicU64::new(0);
-    publish_counters();
-    counters::add(Counter::LogAppends, 1);
-    counters::add(Counter::LogAppendedBytes, len_bytes);
-    counters::add(Counter::LogReferencedBytes, referenced_bytes);
-    let (inputs, misses) = optimistic_inputs();
-    for (counter, counted, now) in
-        [(Counter::LogOptimisticInputs, &INPUTS, inputs), (Counter::LogOptimisticMisses, &MISSES, misses)]
-    {
-        let more = now.saturating_sub(counted.fetch_max(now, Relaxed));
-        if more > 0 {
-            counters::add(counter, more as usize);
-        }
-    }
-}
-
-/// Counts the files that have left a mapped log since the last call.
-fn count_departures() {
-    static COUNTED: AtomicU64 = AtomicU64::new(0);
-    let departures = store::mapped_departures();
-    let counted = COUNTED.fetch_max(departures, Relaxed);
-    if departures > counted {
-        counters::add(Counter::LogDepartures, (departures - counted) as usize);
-    }
-}
 
 fn before_sync_of_all() {
     with_errno_saved(|| store::stop_logging_all(true));
@@ -285,66 +231,6 @@ pub fn before_privilege_change() {
 pub fn disable() {
     before_privilege_change();
     store::disable();
-}
-
-/// Waits until the parent's keeper has written a file to which this process has an inherited descriptor. Called
-/// before every use of such a descriptor, whose file offset and flags are right only then.
-#[inline(always)]
-fn settle(fd: ProgramFd) {
-    if store::has_mapped_files() && store::is_inherited(fd) {
-        with_errno_saved(|| store::settle_inherited(fd));
-    }
-}
-
-/// Calls [`settle`] for all descriptors, before they go to another process.
-fn settle_all() {
-    if store::has_mapped_files() {
-        descriptors::known().for_each(settle);
-    }
-}
-
-/// Takes a file out of the log before a change that no record can describe; it may be logged again.
-pub fn stop_logging(fd: ProgramFd) {
-    if store::is_tracked(fd) {
-        settle(fd);
-        with_errno_saved(|| store::stop_logging(fd, true));
-    }
-}
-
-/// Takes a file out of the log as [`stop_logging`] does. No other thread's call makes it return there before the
-/// result is dropped.
-#[must_use]
-pub fn stop_logging_for(fd: ProgramFd) -> Option<CountedWrite> {
-    while store::is_tracked(fd) {
-        stop_logging(fd);
-        let outside = descriptors::begin_write(fd);
-        if outside.is_some() || !matches!(descriptors::kind(fd), Kind::Candidate | Kind::Logged(_)) {
-            return outside;
-        }
-    }
-    None
-}
-
-/// Takes a file out of the log for good.
-pub fn exclude(fd: ProgramFd) {
-    if store::is_tracked(fd) {
-        settle(fd);
-        with_errno_saved(|| store::stop_logging(fd, false));
-    }
-}
-
-/// Takes all files out of a mapped log; they may be logged again.
-pub fn stop_logging_mapped() {
-    if store::has_mapped_files() {
-        with_errno_saved(|| store::stop_logging_all(true));
-    }
-}
-
-/// Takes all files out of the log for good.
-pub fn exclude_all() {
-    if is_on() {
-        with_errno_saved(|| store::stop_logging_all(false));
-    }
 }
 
 entry!(ftruncate FTRUNCATE (fd: ProgramFd, len: off_t) -> c_int, store::is_tracked(fd), {
@@ -457,7 +343,7 @@ pub fn before_fcntl(fd: ProgramFd, command: c_int, argument: usize) -> Option<Co
 pub fn after_fcntl(fd: ProgramFd, command: c_int, result: c_int) -> c_int {
     match command {
         libc::F_GETFL if result >= 0 && store::is_in_log(fd) => {
-            let hidden = if store::is_append_hidden(fd) { libc::O_APPEND } else { 0 };
+            let hidden = if store::hides_append(fd) { libc::O_APPEND } else { 0 };
             result & !libc::O_ASYNC | hidden
         }
         libc::F_GETLEASE if result >= 0 && store::is_in_log(fd) => libc::F_UNLCK,

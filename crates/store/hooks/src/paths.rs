@@ -1,6 +1,6 @@
 //! Hooks of calls that rename, link or remove files.
 
-use super::{Path, is_on, with_errno_saved};
+use crate::leaving::{Path, is_on, with_errno_saved};
 use core::ffi::{c_int, c_uint};
 use uncopy_interpose::{entry, slots};
 use uncopy_store::program as store;

@@ -3,7 +3,7 @@
 //! While no file is in a mapped log, each hook is a load and a jump. glibc exports `stat` and the like from 2.33 on;
 //! programs that were linked against an earlier one call `__xstat` and the like.
 
-use super::{Path, settle, stop_logging_for, with_errno_saved};
+use crate::leaving::{Path, settle, stop_logging_for, with_errno_saved};
 use core::ffi::{c_int, c_uint};
 use libc::off_t;
 use uncopy_interpose::{alias, entry, slots};

@@ -1,6 +1,6 @@
 //! Hooks of calls that set a file's times. The file leaves a mapped log first: a later digest would change the times.
 
-use super::{Path, stop_logging, with_errno_saved};
+use crate::leaving::{Path, stop_logging, with_errno_saved};
 use core::ffi::{c_int, c_void};
 use uncopy_interpose::{entry, slots};
 use uncopy_store::program as store;

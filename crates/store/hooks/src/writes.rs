@@ -1,6 +1,8 @@
 //! Writes to files that are logged or may be.
 
-use super::{count_append, optimistic, settle};
+use crate::counts::count_append;
+use crate::leaving::settle;
+use crate::optimistic;
 use core::cell::Cell;
 use libc::ssize_t;
 use uncopy_engine::call::output::{Output, is_candidate};

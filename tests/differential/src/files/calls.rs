@@ -334,6 +334,16 @@ impl FilesInterpreter<'_> {
 
     pub(super) fn look(&mut self, number: usize, how: usize) {
         let path = name(number).as_ptr();
+        if self.depth > 0 {
+            // Another process's stat(2) may be older than a log that has the only copy. An open waits for the log.
+            // SAFETY: `path` is a NUL-terminated static string; the descriptor is closed here.
+            unsafe {
+                let fd = libc::open(path, libc::O_RDONLY | libc::O_CLOEXEC);
+                if fd >= 0 {
+                    libc::close(fd);
+                }
+            }
+        }
         // SAFETY: `path` is a NUL-terminated static string; `status` is valid and lives through the call.
         let (returned, status) = unsafe {
             let mut status: libc::stat = core::mem::zeroed();

@@ -44,7 +44,7 @@ pub(super) struct FilesInterpreter<'a> {
     index: usize,
     pub(super) slots: [i32; SLOTS],
     pub(super) maps: [Option<(usize, usize)>; MAPS],
-    depth: usize,
+    pub(super) depth: usize,
     line: String,
 }
 

@@ -15,7 +15,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_log_only");
 const CYCLES: u64 = 20;
 /// Length of a record and of what precedes the first (`log_only records`).
 const RECORD_BYTES: usize = 500;
-const WARM_BYTES: usize = 600;
+const ENTRY_BYTES: usize = 600;
 /// Number of records before the kill, at least.
 const MIN_RECORDS: usize = 200;
 /// Number of records after the keeper's death, at least.
@@ -44,7 +44,7 @@ fn kill(pid: i32) {
 
 /// Checks that a file has the records up to `acknowledged`, and after that nothing but further records.
 fn check_records(found: &[u8], acknowledged: usize, what: &str) {
-    let records = &found[WARM_BYTES..];
+    let records = &found[ENTRY_BYTES..];
     assert!(records.len() >= (acknowledged + 1) * RECORD_BYTES, "{what}: {} bytes", records.len());
     for (number, record) in records.chunks(RECORD_BYTES).enumerate() {
         let head = format!("0000 {number:08} ");

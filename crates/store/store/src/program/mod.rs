@@ -20,7 +20,7 @@ mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::mapped::inherited::settle_inherited;
-pub use logged::mapped::status::{MappedSize, is_append_hidden, mapped_size, seek};
+pub use logged::mapped::status::{MappedSize, hides_append, mapped_size, seek};
 pub use logged::mapped::{
     Appended, MappedResult, MappedWrite, has_mapped_files, mapped_departures, write_mapped,
 };

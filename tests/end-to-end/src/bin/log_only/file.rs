@@ -7,7 +7,7 @@ use libc::{c_int, iovec, off_t};
 use uncopy_tests::oracle::errno;
 
 /// Number of writes and syncs before a scenario begins: enough for a log to take the file.
-const WARM_SYNCS: usize = 6;
+const ENTRY_SYNCS: usize = 6;
 
 /// Time limit for a log to take a file: the first log has to be created.
 const BEGIN_LIMIT: Duration = Duration::from_secs(30);
@@ -72,9 +72,9 @@ impl File {
     }
 
     /// Creates a file that can only be written, with these further flags, and writes and syncs it until a log has it.
-    pub fn warm(name: &str, flags: c_int) -> Self {
+    pub fn enter_log(name: &str, flags: c_int) -> Self {
         let file = Self::open(name, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | flags);
-        for turn in 0..WARM_SYNCS {
+        for turn in 0..ENTRY_SYNCS {
             file.write(&bytes(turn, 100));
             file.sync();
         }

@@ -70,7 +70,7 @@ fn show_status(name: &str, file: File, when: &str) {
 }
 
 pub fn status() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     show_status("file", file, "begun");
     file.write(&bytes(1, 70_000));
     show_status("file", file, "written");
@@ -105,7 +105,7 @@ pub fn status() {
 pub fn closed_files() {
     for number in 0..CLOSED_FILES {
         let name = format!("file{number}");
-        let file = File::warm(&name, if number % 2 == 0 { libc::O_APPEND } else { 0 });
+        let file = File::enter_log(&name, if number % 2 == 0 { libc::O_APPEND } else { 0 });
         file.write(&bytes(number, 1000 + 997 * number));
         file.close();
         println!("{name}: {} bytes", std::fs::metadata(&name).expect("known").len());
@@ -122,7 +122,7 @@ pub fn closed_files() {
 
 /// Reads the file by another descriptor and in another process, and goes on writing.
 pub fn readers() {
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     for turn in 0..6 {
         file.write(&bytes(turn, 5000 * turn + 3));
         let reader = File::open("file", libc::O_RDONLY);
@@ -131,7 +131,7 @@ pub fn readers() {
         let got = unsafe { libc::read(reader.0, found.as_mut_ptr().cast(), found.len()) };
         println!("read {got} bytes, {:016x}", digest(&found));
         file.write(&bytes(turn + 9, 100));
-        // SAFETY: as above.
+        // SAFETY: `found` is writable for its length.
         let got = unsafe { libc::read(reader.0, found.as_mut_ptr().cast(), found.len()) };
         println!("read {got} bytes, {:016x}", digest(&found));
         reader.close();
@@ -147,7 +147,7 @@ pub fn readers() {
 }
 
 pub fn mappings() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 8000));
     // SAFETY: new mappings at addresses that the kernel chooses; what is read lies within the file.
     unsafe {
@@ -180,7 +180,7 @@ pub fn mappings() {
 pub fn transfers() {
     std::fs::write("source", bytes(3, 50_000)).expect("the source");
     let source = File::open("source", libc::O_RDONLY);
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     for turn in 0..4_usize {
         file.write(&bytes(turn, 700));
         let mut from: off_t = 100;
@@ -207,7 +207,7 @@ pub fn transfers() {
         }
     }
     show_content("file", "read");
-    let append = File::warm("appended", libc::O_APPEND);
+    let append = File::enter_log("appended", libc::O_APPEND);
     append.write(&bytes(1, 100));
     let null = std::ptr::null_mut();
     // SAFETY: the call has no offsets to read.
@@ -217,7 +217,7 @@ pub fn transfers() {
 }
 
 pub fn truncation() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     for (turn, len) in [20_000, 3, 0, 4096, 100_000].into_iter().enumerate() {
         file.write(&bytes(turn, 7000));
         show("ftruncate", file.truncate(len));
@@ -237,7 +237,7 @@ pub fn truncation() {
 
 /// Opens the file again, with and without O_TRUNC, while it is open and after it was closed.
 pub fn reopened() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 9000));
     let other = File::open("file", libc::O_WRONLY | libc::O_TRUNC);
     file.show_state("truncated by another descriptor");
@@ -257,7 +257,7 @@ pub fn reopened() {
     append.write(&bytes(6, 100));
     append.close();
     show_content("file", "closed");
-    let again = File::warm("file", libc::O_APPEND);
+    let again = File::enter_log("file", libc::O_APPEND);
     again.show_state("created again");
     show("exclusive", i64::from(File::try_open("file", libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL).0));
     again.close();
@@ -272,7 +272,7 @@ pub fn reopened() {
 }
 
 pub fn allocation() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     let keep = libc::FALLOC_FL_KEEP_SIZE;
     for (turn, mode) in [0, keep, keep | libc::FALLOC_FL_PUNCH_HOLE].into_iter().enumerate() {
         file.write(&bytes(turn, 9000));
@@ -292,7 +292,7 @@ pub fn allocation() {
 }
 
 pub fn renames() {
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     file.write(&bytes(1, 5000));
     std::fs::rename("file", "renamed").expect("renamed");
     show_content("renamed", "renamed");
@@ -300,7 +300,7 @@ pub fn renames() {
         file.write(&bytes(turn, 333));
         file.sync();
     }
-    let other = File::warm("other", 0);
+    let other = File::enter_log("other", 0);
     other.write(&bytes(2, 100));
     std::fs::rename("renamed", "other").expect("renamed over another");
     file.show_state("over another");
@@ -313,7 +313,7 @@ pub fn renames() {
 }
 
 pub fn removals() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 5000));
     std::fs::remove_file("file").expect("removed");
     for turn in 0..8 {
@@ -321,7 +321,7 @@ pub fn removals() {
         show("sync", file.sync());
     }
     file.show_state("without a name");
-    let again = File::warm("file", 0);
+    let again = File::enter_log("file", 0);
     again.show_state("another of that name");
     file.close();
     again.write(&bytes(2, 70));
@@ -329,14 +329,14 @@ pub fn removals() {
     show_content("file", "closed");
     std::fs::remove_file("file").expect("removed after it was closed");
     println!("exists: {}", std::fs::exists("file").expect("known"));
-    let last = File::warm("last", libc::O_APPEND);
+    let last = File::enter_log("last", libc::O_APPEND);
     last.write(&bytes(3, 70));
     // The program ends without closing a file that has no name.
     std::fs::remove_file("last").expect("removed");
 }
 
 pub fn links() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 5000));
     std::fs::hard_link("file", "second").expect("linked");
     show_content("second", "linked");
@@ -364,7 +364,7 @@ pub fn times() {
     for how in 0..6 {
         let name = format!("file{how}");
         let path = c_name(&name);
-        let file = File::warm(&name, 0);
+        let file = File::enter_log(&name, 0);
         file.write(&bytes(how, 5000));
         let (here, path) = (libc::AT_FDCWD, path.as_ptr());
         // SAFETY: the paths are NUL-terminated, and the calls only read the times.
@@ -390,12 +390,12 @@ pub fn times() {
 
 /// Writes to the file by libc's streams.
 pub fn streams() {
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     file.write(&bytes(1, 500));
     // SAFETY: dprintf(3) with a format without arguments; the stream is used and closed here only.
     unsafe {
         show("dprintf", i64::from(dprintf(file.0, c"printed\n".as_ptr())));
-        let file = File::warm("other", 0);
+        let file = File::enter_log("other", 0);
         file.write(&bytes(2, 500));
         let stream = libc::fdopen(file.0, c"w".as_ptr());
         assert!(!stream.is_null());

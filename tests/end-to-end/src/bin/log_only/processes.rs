@@ -12,7 +12,7 @@ use crate::file::{File, bytes, show, show_content};
 const CHILD_LIMIT_MS: c_int = 60_000;
 
 /// Writes and syncs until a log may have the file again.
-fn warm_again(file: File) {
+fn enter_log_again(file: File) {
     for turn in 0..8 {
         file.write(&bytes(turn, 333));
         file.sync();
@@ -20,7 +20,7 @@ fn warm_again(file: File) {
 }
 
 pub fn duplicates() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     // SAFETY: these calls take descriptors and numbers; the targets are not in use.
     let others = unsafe {
         [
@@ -50,7 +50,7 @@ pub fn duplicates() {
 }
 
 pub fn forks() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 1000));
     in_child(CHILD_LIMIT_MS, || println!("a child without use of it"));
     file.show_state("after the child");
@@ -62,7 +62,7 @@ pub fn forks() {
     });
     file.show_state("after the child's write");
     file.write(&bytes(4, 1000));
-    warm_again(file);
+    enter_log_again(file);
     file.write(&bytes(4, 77));
     in_child(CHILD_LIMIT_MS, || {
         file.show_state("child");
@@ -71,7 +71,7 @@ pub fn forks() {
     });
     file.show_state("after the child's seek");
     file.write(&bytes(5, 1000));
-    warm_again(file);
+    enter_log_again(file);
     file.write(&bytes(5, 77));
     in_child(CHILD_LIMIT_MS, || {
         // SAFETY: dup(2) takes a descriptor.
@@ -88,7 +88,7 @@ pub fn forks() {
     file.show_state("after the child's truncation");
     show("write", file.write(&bytes(8, 1000)));
     show_content("file", "read");
-    let append = File::warm("appended", libc::O_APPEND);
+    let append = File::enter_log("appended", libc::O_APPEND);
     append.write(&bytes(9, 100));
     in_child(CHILD_LIMIT_MS, || {
         append.show_state("child");
@@ -101,7 +101,7 @@ pub fn forks() {
 
 /// Ends while a child goes on writing. The child prints nothing: who starts the program waits for it alone.
 pub fn orphan() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 1000));
     let mut pipe: [c_int; 2] = [0; 2];
     // SAFETY: pipe(2) writes two descriptors; fork(2) without threads, and the child ends by _exit.
@@ -132,7 +132,7 @@ pub fn execs(arguments: &[String]) {
         file.show_state("written");
         return show_content("file", "read");
     }
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     file.write(&bytes(1, 1000));
     show("keep it open", file.fcntl(libc::F_SETFD, 0));
     file.write(&bytes(2, 1000));
@@ -141,7 +141,7 @@ pub fn execs(arguments: &[String]) {
     });
     show("write", file.write(&bytes(3, 1000)));
     file.show_state("after the shell");
-    warm_again(file);
+    enter_log_again(file);
     file.write(&bytes(4, 1000));
     execute("/proc/self/exe", &["log_only", "exec", &file.0.to_string()]);
 }
@@ -159,7 +159,7 @@ fn execute(program: &str, arguments: &[&str]) -> ! {
 }
 
 pub fn spawns() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     show("keep it open", file.fcntl(libc::F_SETFD, 0));
     for turn in 0..3 {
         file.write(&bytes(turn, 1000));
@@ -189,7 +189,7 @@ pub fn spawns() {
             show("system", i64::from(libc::system(c"echo by its name >>file".as_ptr())));
         }
         file.show_state("written");
-        warm_again(file);
+        enter_log_again(file);
     }
     show_content("file", "read");
 }
@@ -211,7 +211,7 @@ pub fn passed() {
         // SAFETY: ends the child without the parent's exit handlers.
         unsafe { libc::_exit(0) };
     }
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 1000));
     send(&one, file);
     let mut word = [0];
@@ -219,7 +219,7 @@ pub fn passed() {
     println!("the child's write: {}", word[0]);
     file.show_state("after its write");
     file.write(&bytes(3, 500));
-    warm_again(file);
+    enter_log_again(file);
     one.send(b"x").expect("sent");
     answers.recv(&mut word).expect("received");
     println!("the child's write: {}", word[0]);
@@ -274,7 +274,7 @@ fn receive(socket: &UnixDatagram) -> File {
 
 /// Ends without closing files: by exit(3), or by abort(3), which has no exit handlers.
 pub fn exits_without_close(how: usize) {
-    let (file, append) = (File::warm("file", 0), File::warm("appended", libc::O_APPEND));
+    let (file, append) = (File::enter_log("file", 0), File::enter_log("appended", libc::O_APPEND));
     file.write(&bytes(1, 70_000));
     append.write(&bytes(2, 70_000));
     file.pwrite(&bytes(3, 70_000), 100);

@@ -64,7 +64,7 @@ fn write_records(file: File) {
 }
 
 pub fn appenders() {
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     let begun = file.size() as usize;
     write_records(file);
     file.show_state("written");
@@ -74,7 +74,7 @@ pub fn appenders() {
 /// Lets threads write at one file offset (write(2): the offset is updated atomically since Linux 3.14), while others
 /// open the file now and then.
 pub fn one_offset() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     let begun = file.size() as usize;
     let written = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -101,7 +101,7 @@ pub fn one_offset() {
 pub fn records(arguments: &[String]) {
     let [name, flags] = arguments else { panic!("a file, and flags") };
     let is_append = flags.contains("append");
-    let file = File::warm(name, if is_append { libc::O_APPEND } else { 0 });
+    let file = File::enter_log(name, if is_append { libc::O_APPEND } else { 0 });
     let mut output = std::io::stdout();
     for number in 0.. {
         assert_eq!(file.write(&record(0, number)), RECORD_BYTES as i64);

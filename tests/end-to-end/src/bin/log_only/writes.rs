@@ -8,7 +8,7 @@ use crate::file::{File, bytes, show, show_content};
 const PAGE_BYTES: usize = 4096;
 
 pub fn sequential() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     for (turn, len) in [1, 0, 511, 4096, 4097, 70_000, 1 << 20, 13].into_iter().enumerate() {
         show("write", file.write(&bytes(turn, len)));
         if turn % 3 == 0 {
@@ -22,7 +22,7 @@ pub fn sequential() {
 }
 
 pub fn at_offsets() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     show("write", file.write(&bytes(1, 10_000)));
     for (turn, offset) in [0, 5, 4095, 9000, 600, 20_000, 123].into_iter().enumerate() {
         show("pwrite", file.pwrite(&bytes(turn + 7, 300 * turn + 1), offset));
@@ -40,7 +40,7 @@ pub fn at_offsets() {
 }
 
 pub fn vectors() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     let (one, two, three) = (bytes(1, 5), bytes(2, 5000), bytes(3, 70_000));
     show("writev", file.writev(&[&one, &two, &[], &three]));
     show("writev of nothing", file.writev(&[]));
@@ -60,7 +60,7 @@ pub fn vectors() {
 }
 
 pub fn appends() {
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     file.show_state("begun");
     show("write", file.write(&bytes(1, 1000)));
     show("seek", file.seek(10, libc::SEEK_SET));
@@ -85,7 +85,7 @@ pub fn appends() {
 
 /// Writes from memory that cannot be read.
 pub fn faults() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     // SAFETY: a new mapping of two pages, of which the second is made inaccessible; the calls read from it only
     // through the kernel, which returns EFAULT for what it cannot read.
     unsafe {
@@ -125,7 +125,7 @@ pub fn limits() {
     };
     // SAFETY: ignoring a signal runs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     show("write", file.write(&bytes(1, 9000)));
     limit(10_000);
     show("write across the limit", file.write(&bytes(2, 1000)));
@@ -144,7 +144,7 @@ pub fn limits() {
 }
 
 pub fn overlapping() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     let mut random = Random::new(7);
     let mut expected = std::fs::read("file").expect("the file");
     for turn in 0..2000 {
@@ -169,7 +169,7 @@ pub fn overlapping() {
 }
 
 pub fn holes() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     show("pwrite", file.pwrite(&bytes(1, 5000), 1 << 20));
     show("seek", file.seek(3 << 20, libc::SEEK_SET));
     show("write", file.write(&bytes(2, 5000)));
@@ -188,7 +188,7 @@ pub fn holes() {
 /// Writes beyond 4 GiB: offsets do not fit 32 bits.
 pub fn far() {
     const FAR: off_t = (5 << 30) + 123;
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     show("pwrite", file.pwrite(&bytes(1, 5000), FAR));
     show("size", file.size());
     show("seek", file.seek(0, libc::SEEK_END));
@@ -207,7 +207,7 @@ pub fn far() {
 }
 
 pub fn syncs() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     // SAFETY: these calls take descriptors and numbers, and access no memory.
     unsafe {
         show("sync of nothing new", i64::from(libc::fsync(file.0)));
@@ -231,25 +231,26 @@ pub fn syncs() {
     show_content("file", "read");
 }
 
-/// Writes and syncs between two calls of getppid(2), which a tracer finds.
+/// Writes, and syncs between two calls of getppid(2), which a tracer finds.
 pub fn quiet_syncs() {
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     let part = bytes(1, 4000);
     let marker = || {
         // SAFETY: getppid(2) takes no arguments.
         unsafe { libc::syscall(libc::SYS_getppid) };
     };
-    marker();
-    for _ in 0..100 {
+    for turn in 0..100 {
         assert_eq!(file.write(&part), 4000);
-        assert_eq!(file.sync(), 0);
+        marker();
+        // SAFETY: fsync(2) accesses no memory.
+        assert_eq!(if turn % 2 == 0 { file.sync() } else { i64::from(unsafe { libc::fsync(file.0) }) }, 0);
+        marker();
     }
-    marker();
     file.show_state("written");
 }
 
 pub fn seeks() {
-    let file = File::warm("file", 0);
+    let file = File::enter_log("file", 0);
     file.write(&bytes(1, 5000));
     for (offset, whence) in [
         (0, libc::SEEK_CUR),
@@ -278,7 +279,7 @@ pub fn seeks() {
 }
 
 pub fn flags() {
-    let file = File::warm("file", libc::O_APPEND);
+    let file = File::enter_log("file", libc::O_APPEND);
     file.write(&bytes(1, 100));
     show("flags", file.fcntl(libc::F_GETFL, 0) & !i64::from(libc::O_LARGEFILE));
     show("lease", file.fcntl(libc::F_GETLEASE, 0));

@@ -361,7 +361,7 @@ impl Target<'_> {
 /// Number of times that a write asks the keeper for room before the file leaves the log.
 const MAX_DIGESTS: u32 = 2;
 
-/// Result of [`write_mapped`].
+/// Result of a write to a file in the mapped log: see [`write_mapped`].
 #[derive(Clone, Copy, Debug)]
 pub struct MappedResult {
     /// Return value of the write; -1: `errno` is set.

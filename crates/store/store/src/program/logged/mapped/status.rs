@@ -80,7 +80,7 @@ pub fn seek(fd: ProgramFd, offset: i64, whence: c_int) -> Option<Result<u64, Err
 
 /// Whether the keeper has cleared O_APPEND of the descriptor's open file description.
 #[must_use]
-pub fn is_append_hidden(fd: ProgramFd) -> bool {
+pub fn hides_append(fd: ProgramFd) -> bool {
     let Kind::Logged(slot) = descriptors::kind(fd) else { return false };
     session().is_some_and(|session| session.is_mapped() && session.slot(slot).is_append.load(Acquire) != 0)
 }
