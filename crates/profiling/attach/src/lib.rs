@@ -7,7 +7,7 @@
 //! ```text
 //! event → ring → sampler → session → resolve → summary → verdict → report
 //!                           maps       names
-//!                           images     symbols, imports, jvm
+//!                           images     symbols, imports, go, jvm
 //!                           walk       classes, copies
 //! ```
 //!
@@ -22,6 +22,7 @@
 mod classes;
 mod copies;
 mod event;
+mod go;
 mod image;
 mod images;
 mod imports;

@@ -99,6 +99,11 @@ impl Refusal {
         Self::new(Some(pid), error, false)
     }
 
+    /// Refusal for the first of several processes.
+    pub(crate) fn new_for(pid: Option<u32>, error: io::Error) -> Self {
+        Self::new(pid, error, false)
+    }
+
     pub(crate) fn machine(error: io::Error) -> Self {
         Self::new(None, error, false)
     }

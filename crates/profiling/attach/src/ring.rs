@@ -18,20 +18,17 @@ use std::{io, ptr, slice};
 
 /// Bytes of the header of a record: type, flags, size.
 const HEADER_BYTES: u64 = 8;
-/// Sizes of a ring to try, largest first, bytes. Users without CAP_IPC_LOCK may map
+/// Smallest size of a ring that is tried, bytes. Users without CAP_IPC_LOCK may map
 /// `kernel.perf_event_mlock_kb` for each processor, by default 512 KiB and a page.
-const SIZES: [usize; 5] = [4 << 20, 2 << 20, 1 << 20, 512 << 10, 256 << 10];
-
-/// The smallest of the sizes.
-const MIN_BYTES: usize = SIZES[SIZES.len() - 1];
+const MIN_BYTES: usize = 64 << 10;
+/// Size of the largest ring, a power of two.
+const MAX_BYTES: usize = 4 << 20;
 
 /// Ring of one event, unmapped when dropped.
 pub struct Ring {
     header: *mut perf_event_mmap_page,
     page_bytes: usize,
     data_bytes: usize,
-    /// Position up to which [`Ring::peek_new`] has passed records.
-    peeked: u64,
 }
 
 impl Ring {
@@ -42,7 +39,9 @@ impl Ring {
     pub fn map(event: &OwnedFd, max_bytes: usize) -> io::Result<Self> {
         let page_bytes = rustix::param::page_size();
         let mut error = io::Error::from_raw_os_error(libc::EPERM);
-        for data_bytes in SIZES.into_iter().filter(|size| *size <= max_bytes.max(MIN_BYTES)) {
+        let sizes = std::iter::successors(Some(MAX_BYTES), |size| Some(size / 2));
+        let sizes = sizes.take_while(|size| *size >= MIN_BYTES);
+        for data_bytes in sizes.filter(|size| *size <= max_bytes.max(MIN_BYTES)) {
             // SAFETY: without an address hint the kernel chooses an unused range, which affects no other
             // mapping.
             let mapped = unsafe {
@@ -56,7 +55,7 @@ impl Ring {
                 )
             };
             match mapped {
-                Ok(start) => return Ok(Self { header: start.cast(), page_bytes, data_bytes, peeked: 0 }),
+                Ok(start) => return Ok(Self { header: start.cast(), page_bytes, data_bytes }),
                 Err(refused) => error = refused.into(),
             }
         }
@@ -135,35 +134,10 @@ impl Ring {
         at
     }
 
-    /// Passes all records that were not passed before, and leaves them in the ring.
-    pub fn peek_new(&mut self, info: &RecordParseInfo, mut take: impl FnMut(&RawEventRecord<'_>)) {
-        self.peeked = self.each(self.peeked, info, &mut |record| {
-            take(record);
-            true
-        });
-    }
-
-    /// Passes all records that [`Ring::peek_new`] has not passed, which it will pass again.
-    pub fn peek_unchanged(&self, info: &RecordParseInfo, mut take: impl FnMut(&RawEventRecord<'_>)) {
-        self.each(self.peeked, info, &mut |record| {
-            take(record);
-            true
-        });
-    }
-
-    /// Passes records until one is refused, and frees the bytes of those taken. Passes only what
-    /// [`Ring::peek_new`] passed before.
+    /// Passes records until one is refused, and frees the bytes of those taken.
     pub fn consume(&mut self, info: &RecordParseInfo, mut take: impl FnMut(&RawEventRecord<'_>) -> bool) {
         let tail = self.tail().load(Ordering::Relaxed);
-        let mut room = self.peeked - tail;
-        let end = self.each(tail, info, &mut |record| {
-            let size = record.data.len() as u64 + HEADER_BYTES;
-            if size > room || !take(record) {
-                return false;
-            }
-            room -= size;
-            true
-        });
+        let end = self.each(tail, info, &mut take);
         self.tail().store(end, Ordering::Release);
     }
 }

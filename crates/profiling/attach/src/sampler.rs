@@ -1,21 +1,26 @@
 //! Opens the events for threads or for the whole machine, and reads their rings.
 //!
 //! ```text
-//!               processor 0   processor 1
-//! thread 7      event ──┐     event ──┐        An event of a thread is inherited by the threads and
-//! thread 8      event ──┤     event ──┤        processes that it creates, which the kernel allows only for
-//!                     ring 0        ring 1     events bound to one processor.
+//!               processor 0                  processor 1
+//! this thread   owner of ring 0, of track 0  owner of ring 1, of track 1
+//! thread 7      clock → ring 0               clock → ring 1       samples
+//!               tracker → track 0            tracker → track 1    threads that begin or end, mappings, names
 //! ```
+//!
+//! Threads that a sampled thread creates inherit its trackers, whose records wake this process, which then opens
+//! clocks for them. Until then they are not sampled.
 
-use crate::event::{self, KernelTime, Scope};
+use crate::event::{self, KernelTime, Purpose, Scope};
+use crate::maps::{FileId, Mapping};
 use crate::permission::{self, Refusal};
 use crate::ring::Ring;
 use crate::target;
 use linux_perf_event_reader::{
-    BranchSampleFormat, Endianness, EventRecord, ReadFormat, RecordIdParseInfo, RecordParseInfo, RecordType,
-    SampleFormat,
+    BranchSampleFormat, CpuMode, Endianness, EventRecord, Mmap2FileId, Mmap2Record, ReadFormat,
+    RecordIdParseInfo, RecordParseInfo, SampleFormat, SampleRecord,
 };
-use std::collections::BTreeSet;
+use rustc_hash::FxHashMap;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -25,8 +30,10 @@ const SAMPLE_OVERHEAD_BYTES: usize = 1280;
 /// Time for which a record may be written after its time stamp, ns: the kernel writes it with interrupts
 /// disabled.
 const WRITE_DELAY_NS: u64 = 5_000_000;
-/// Maximum memory of all rings, which the kernel pins, bytes.
+/// Maximum memory of all rings of samples, which the kernel pins, bytes.
 const MAX_RINGS_BYTES: usize = 64 << 20;
+/// Size of a ring of trackers' records, bytes.
+const TRACK_BYTES: usize = 128 << 10;
 /// Longest interval between two reads of the rings.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -39,15 +46,49 @@ pub enum Targets {
     Machine,
 }
 
+/// Change of a process, from a tracker's record.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Mapped {
+        pid: u32,
+        mapping: Mapping,
+    },
+    /// A new thread, or a new process if `pid` and `parent` differ.
+    Created {
+        pid: u32,
+        parent: u32,
+        tid: u32,
+    },
+    Named {
+        pid: u32,
+        name: String,
+        is_exec: bool,
+    },
+    Ended {
+        tid: u32,
+    },
+    /// Records that found no room in a ring.
+    Lost(u64),
+    Throttled,
+}
+
 /// Open events and their rings.
 pub struct Sampler {
-    /// One for each processor, with the event that owns it.
-    rings: Vec<(Ring, OwnedFd)>,
-    /// Events without a ring of their own.
-    _events: Vec<OwnedFd>,
-    info: RecordParseInfo,
+    processors: Vec<u32>,
     frequency: u32,
     pub kernel_time: KernelTime,
+    /// Rings of samples and of trackers' records, one each for every processor, with the events that own them.
+    rings: Vec<(Ring, OwnedFd)>,
+    tracks: Vec<(Ring, OwnedFd)>,
+    /// Events of each thread.
+    threads: FxHashMap<u32, Vec<OwnedFd>>,
+    /// Events of the whole machine.
+    machine: Vec<OwnedFd>,
+    info: RecordParseInfo,
+    /// Time of the last reading of changes.
+    changes_ns: u64,
+    /// Threads that could not be sampled, because there are too many.
+    pub missed_threads: u64,
 }
 
 impl Sampler {
@@ -56,25 +97,106 @@ impl Sampler {
     /// # Errors
     /// Why the kernel refuses, and what helps.
     pub fn open(targets: &Targets, frequency: u32) -> Result<Self, Refusal> {
-        let processors = event::online_processors().map_err(Refusal::other)?;
-        let mut opening = Opening {
-            processors,
+        let mut sampler = Self {
+            processors: event::online_processors().map_err(Refusal::other)?,
             frequency,
             kernel_time: permission::kernel_time(),
             rings: Vec::new(),
-            events: Vec::new(),
+            tracks: Vec::new(),
+            threads: FxHashMap::default(),
+            machine: Vec::new(),
+            info: record_format(),
+            changes_ns: 0,
+            missed_threads: 0,
         };
-        let info = record_format();
         match targets {
-            Targets::Machine => opening.add(Scope::Machine).map_err(Refusal::machine)?,
+            Targets::Machine => {
+                // No process is opened on its own, so nobody waits for trackers' records.
+                sampler.open_rings(u32::MAX).map_err(Refusal::machine)?;
+                for purpose in [Purpose::Track, Purpose::Clock(frequency, sampler.kernel_time)] {
+                    let events = sampler.events(Scope::Machine, purpose).map_err(Refusal::machine)?;
+                    sampler.machine.extend(events);
+                }
+            }
             Targets::Processes(pids) => {
+                sampler.open_rings(1).map_err(|error| Refusal::new_for(pids.first().copied(), error))?;
                 for pid in pids {
-                    opening.add_process(*pid, &info)?;
+                    sampler.add_process(*pid).map_err(|error| Refusal::process(*pid, error))?;
                 }
             }
         }
-        let Opening { rings, events, kernel_time, .. } = opening;
-        Ok(Self { rings, _events: events, info, frequency, kernel_time })
+        Ok(sampler)
+    }
+
+    fn open_rings(&mut self, track_watermark: u32) -> io::Result<()> {
+        let max_bytes = MAX_RINGS_BYTES / self.processors.len().max(1);
+        for cpu in &self.processors {
+            for (rings, watermark, max_bytes) in
+                [(&mut self.tracks, track_watermark, TRACK_BYTES), (&mut self.rings, u32::MAX, max_bytes)]
+            {
+                let owner = event::open(Scope::Own, *cpu, Purpose::Ring(watermark))?;
+                rings.push((Ring::map(&owner, max_bytes)?, owner));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens events on all processors, which write to the rings of their kind.
+    fn events(&self, scope: Scope, purpose: Purpose) -> io::Result<Vec<OwnedFd>> {
+        let rings = if purpose == Purpose::Track { &self.tracks } else { &self.rings };
+        let mut events = Vec::with_capacity(self.processors.len());
+        for (cpu, (_, owner)) in self.processors.iter().zip(rings) {
+            let opened = event::open(scope, *cpu, purpose)?;
+            event::share_ring(&opened, owner)?;
+            events.push(opened);
+        }
+        Ok(events)
+    }
+
+    fn clocks(&self, tid: u32) -> io::Result<Vec<OwnedFd>> {
+        self.events(Scope::Thread(tid), Purpose::Clock(self.frequency, self.kernel_time))
+    }
+
+    /// Tracks and samples the threads of a process.
+    fn add_process(&mut self, pid: u32) -> io::Result<()> {
+        // Threads that threads create before they are tracked are found by another look.
+        const MAX_LOOKS: usize = 4;
+        for _ in 0..MAX_LOOKS {
+            let mut threads = target::threads(pid)?;
+            threads.retain(|tid| !self.threads.contains_key(tid));
+            if threads.is_empty() {
+                break;
+            }
+            for tid in threads {
+                let opened = self.events(Scope::Thread(tid), Purpose::Track).and_then(|mut events| {
+                    events.extend(self.clocks(tid)?);
+                    Ok(events)
+                });
+                match opened {
+                    Ok(events) => {
+                        self.threads.insert(tid, events);
+                    }
+                    // The thread has ended.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) && tid != pid => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens clocks for a thread that inherited its trackers.
+    fn add_thread(&mut self, tid: u32) {
+        if self.threads.contains_key(&tid) {
+            return;
+        }
+        match self.clocks(tid) {
+            Ok(events) => {
+                self.threads.insert(tid, events);
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(_) => self.missed_threads += 1,
+        }
     }
 
     /// Interval between reads of the rings: a ring must not be full before.
@@ -86,35 +208,62 @@ impl Sampler {
         Duration::from_secs_f64(samples / f64::from(self.frequency) / 2.0).min(MAX_INTERVAL)
     }
 
-    /// Passes new records: first all that are not samples, then the samples up to the present. A sample is
-    /// passed after every earlier record of all processors, because records of a processor come in order.
-    pub fn read(
-        &mut self,
-        is_last: bool,
-        mut on_record: impl FnMut(&EventRecord<'_>, u64),
-        mut on_sample: impl FnMut(&EventRecord<'_>, u64),
-    ) {
-        let until = if is_last { u64::MAX } else { now_ns().saturating_sub(WRITE_DELAY_NS) };
+    /// Waits until a tracker has written a record, at most for `timeout`.
+    pub fn wait(&self, timeout: Duration) {
+        let mut polled: Vec<PollFd<'_>> =
+            self.tracks.iter().map(|(_, owner)| PollFd::new(owner, PollFlags::IN)).collect();
+        let timeout = Timespec::try_from(timeout).ok();
+        // On failure, as by a signal, the rings are read early.
+        let _ = rustix::event::poll(&mut polled, timeout.as_ref());
+    }
+
+    /// Returns the changes since the last call, in the order of their time stamps, and samples new threads.
+    pub fn changes(&mut self) -> Vec<(u64, Change)> {
+        self.changes_ns = now_ns();
+        let mut changes = Vec::new();
         let info = self.info;
-        for (ring, _) in &mut self.rings {
-            ring.peek_new(&info, |record| {
-                if record.record_type != RecordType::SAMPLE
-                    && let Ok(parsed) = record.parse()
+        for (ring, _) in &mut self.tracks {
+            ring.consume(&info, |record| {
+                if let Ok(parsed) = record.parse()
+                    && let Some(change) = change(&parsed)
                 {
-                    on_record(&parsed, record.timestamp().unwrap_or(0));
+                    changes.push((record.timestamp().unwrap_or(0), change));
                 }
+                true
             });
         }
+        changes.sort_by_key(|(time_ns, _)| *time_ns);
+        if self.machine.is_empty() {
+            for (_, change) in &changes {
+                match change {
+                    Change::Created { tid, .. } => self.add_thread(*tid),
+                    Change::Ended { tid } => drop(self.threads.remove(tid)),
+                    _ => {}
+                }
+            }
+        }
+        changes
+    }
+
+    /// Passes samples whose earlier changes have been returned, or all if `is_last`, and what the rings lost.
+    pub fn samples(
+        &mut self,
+        is_last: bool,
+        mut on_sample: impl FnMut(&SampleRecord<'_>, u64),
+        mut on_change: impl FnMut(Change),
+    ) {
+        let until = if is_last { u64::MAX } else { self.changes_ns.saturating_sub(WRITE_DELAY_NS) };
+        let info = self.info;
         for (ring, _) in &mut self.rings {
             ring.consume(&info, |record| {
-                let time = record.timestamp().unwrap_or(0);
-                if time > until {
+                let time_ns = record.timestamp().unwrap_or(0);
+                if time_ns > until {
                     return false;
                 }
-                if record.record_type == RecordType::SAMPLE
-                    && let Ok(parsed) = record.parse()
-                {
-                    on_sample(&parsed, time);
+                match record.parse() {
+                    Ok(EventRecord::Sample(sample)) => on_sample(&sample, time_ns),
+                    Ok(other) => change(&other).into_iter().for_each(&mut on_change),
+                    Err(_) => {}
                 }
                 true
             });
@@ -122,93 +271,56 @@ impl Sampler {
     }
 }
 
-/// Events while they are opened.
-struct Opening {
-    processors: Vec<u32>,
-    frequency: u32,
-    kernel_time: KernelTime,
-    rings: Vec<(Ring, OwnedFd)>,
-    events: Vec<OwnedFd>,
+/// Returns the change that a record reports.
+fn change(record: &EventRecord<'_>) -> Option<Change> {
+    let id = |id: i32| id.cast_unsigned();
+    Some(match record {
+        EventRecord::Mmap2(mapped) => return mapping(mapped),
+        EventRecord::Fork(fork) => {
+            Change::Created { pid: id(fork.pid), parent: id(fork.ppid), tid: id(fork.tid) }
+        }
+        EventRecord::Exit(exit) => Change::Ended { tid: id(exit.tid) },
+        // Threads have names too; that of the first is the process's.
+        EventRecord::Comm(named) if named.pid == named.tid => Change::Named {
+            pid: id(named.pid),
+            name: target::clean_name(&named.name.as_slice()),
+            is_exec: named.is_execve,
+        },
+        EventRecord::Lost(lost) => Change::Lost(lost.count),
+        EventRecord::Throttle(_) => Change::Throttled,
+        _ => return None,
+    })
 }
 
-impl Opening {
-    /// Opens the events of one thread, or of the machine, on all processors.
-    fn add(&mut self, scope: Scope) -> io::Result<()> {
-        for (index, cpu) in self.processors.iter().enumerate() {
-            let mut opened = event::open(scope, *cpu, self.frequency, self.kernel_time);
-            if self.kernel_time == KernelTime::Sampled
-                && self.rings.is_empty()
-                && opened.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EACCES))
-            {
-                // A security module may refuse the kernel alone.
-                self.kernel_time = KernelTime::Excluded;
-                opened = event::open(scope, *cpu, self.frequency, self.kernel_time);
-            }
-            let opened = match opened {
-                // The processor went offline.
-                Err(error) if error.raw_os_error() == Some(libc::ENODEV) && scope == Scope::Machine => {
-                    continue;
-                }
-                other => other?,
-            };
-            match self.rings.get(index) {
-                None => {
-                    let ring = Ring::map(&opened, MAX_RINGS_BYTES / self.processors.len().max(1))?;
-                    self.rings.push((ring, opened));
-                }
-                Some((_, owner)) => {
-                    event::share_ring(&opened, owner)?;
-                    self.events.push(opened);
-                }
-            }
-        }
-        Ok(())
+fn mapping(mapped: &Mmap2Record<'_>) -> Option<Change> {
+    const PROT_EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
+    if mapped.cpu_mode != CpuMode::User || mapped.protection & PROT_EXEC == 0 {
+        return None;
     }
-
-    /// Opens the events of a process's threads. Threads that a sampled thread creates meanwhile inherit them.
-    fn add_process(&mut self, pid: u32, info: &RecordParseInfo) -> Result<(), Refusal> {
-        let refusal = |error| Refusal::process(pid, error);
-        let threads = target::threads(pid).map_err(refusal)?;
-        let mut opened = BTreeSet::new();
-        for tid in threads {
-            match self.add(Scope::Thread(tid)) {
-                Ok(()) => {
-                    opened.insert(tid);
-                }
-                // The thread has ended.
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) && tid != pid => {}
-                Err(error) => return Err(refusal(error)),
-            }
-        }
-        // Threads that others created before they were sampled.
-        let mut inherited = BTreeSet::new();
-        for (ring, _) in &mut self.rings {
-            ring.peek_unchanged(info, |record| {
-                if record.record_type == RecordType::FORK
-                    && let Ok(EventRecord::Fork(fork)) = record.parse()
-                {
-                    inherited.insert(fork.tid.cast_unsigned());
-                }
-            });
-        }
-        let missed = target::threads(pid).unwrap_or_default();
-        for tid in missed.into_iter().filter(|tid| !opened.contains(tid) && !inherited.contains(tid)) {
-            match self.add(Scope::Thread(tid)) {
-                Err(error) if error.raw_os_error() != Some(libc::ESRCH) => return Err(refusal(error)),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
+    let file = match &mapped.file_id {
+        Mmap2FileId::InodeAndVersion(id) => FileId { major: id.major, minor: id.minor, inode: id.inode },
+        Mmap2FileId::BuildId(_) => FileId::default(),
+    };
+    let name = mapped.path.as_slice();
+    // The kernel's name for memory without a file.
+    let name = if &*name == b"//anon" { &b""[..] } else { &name };
+    let mapping = Mapping {
+        start: mapped.address,
+        end: mapped.address.saturating_add(mapped.length),
+        offset: mapped.page_offset,
+        file,
+        name: name.into(),
+    };
+    Some(Change::Mapped { pid: mapped.pid.cast_unsigned(), mapping })
 }
 
 /// Present time of the clock of all records, ns.
-pub fn now_ns() -> u64 {
+fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.cast_unsigned().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.cast_unsigned())
 }
 
-/// Layout of the records that [`event::open`] asks for (perf_event_open(2), "MMAP layout").
+/// Layout of the records of events that [`event::open`] opens (perf_event_open(2), "MMAP layout").
 #[allow(clippy::cast_possible_truncation, reason = "a number of registers")]
 const fn record_format() -> RecordParseInfo {
     RecordParseInfo {

@@ -5,14 +5,12 @@
 
 use crate::event::KernelTime;
 use crate::images::{ImageId, Images};
-use crate::maps::{AddressSpace, FileId, Mapping};
+use crate::maps::{AddressSpace, Mapping};
 use crate::permission::Refusal;
-use crate::sampler::{Sampler, Targets};
+use crate::sampler::{Change, Sampler, Targets};
 use crate::target;
 use crate::walk::{Frame, Registers, Stack, Unwinder};
-use linux_perf_event_reader::{
-    CommOrExecRecord, CpuMode, EventRecord, ForkOrExitRecord, Mmap2Record, SampleRecord,
-};
+use linux_perf_event_reader::{CpuMode, RawData, SampleRecord};
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -91,6 +89,8 @@ pub struct Losses {
     pub lost: u64,
     /// Times that the kernel sampled less often, because sampling took too long.
     pub throttled: u64,
+    /// Threads that could not be sampled, for want of descriptors.
+    pub missed_threads: u64,
     /// Stacks that were cut to bound the time of unwinding, or the number of stacks.
     pub cut: u64,
 }
@@ -143,14 +143,31 @@ impl Session {
         Ok(Self { sampler, started: Instant::now(), samples, pids })
     }
 
-    /// Interval after which [`Session::collect`] must be called again.
-    pub fn interval(&self) -> Duration {
+    /// Longest interval between reads of the rings.
+    fn interval(&self) -> Duration {
         self.sampler.interval()
     }
 
     /// Time since the session began.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Waits for as long as [`Session::interval`], less if `timeout` is shorter, and reads the rings. Threads that
+    /// are created meanwhile are sampled at once.
+    pub fn collect_after(&mut self, timeout: Duration) {
+        let until = Instant::now() + timeout.min(self.interval());
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.sampler.wait(left);
+            for (time_ns, change) in self.sampler.changes() {
+                self.samples.enter_change(change, time_ns);
+            }
+        }
+        self.read(false);
     }
 
     /// Number of samples so far.
@@ -164,24 +181,20 @@ impl Session {
         self.pids.is_empty() || self.pids.iter().any(exists) || self.samples.processes.keys().any(exists)
     }
 
-    /// Reads the rings.
-    pub fn collect(&mut self) {
-        self.read(false);
-    }
-
     fn read(&mut self, is_last: bool) {
         let elapsed = self.started.elapsed();
+        for (time_ns, change) in self.sampler.changes() {
+            self.samples.enter_change(change, time_ns);
+        }
         let samples = std::cell::RefCell::new(&mut self.samples);
         let mut latest_ns = 0;
-        self.sampler.read(
+        self.sampler.samples(
             is_last,
-            |record, time_ns| samples.borrow_mut().enter_record(record, time_ns),
-            |record, time_ns| {
+            |sample, time_ns| {
                 latest_ns = latest_ns.max(time_ns);
-                if let EventRecord::Sample(sample) = record {
-                    samples.borrow_mut().enter_sample(sample, time_ns, elapsed);
-                }
+                samples.borrow_mut().enter_sample(sample, time_ns, elapsed);
             },
+            |change| samples.borrow_mut().enter_change(change, 0),
         );
         let samples = samples.into_inner();
         // Samples of other processors may be this much older.
@@ -195,6 +208,7 @@ impl Session {
     pub fn end(mut self) -> Ended {
         let seconds = self.started.elapsed().as_secs_f64();
         self.read(true);
+        self.samples.losses.missed_threads = self.sampler.missed_threads;
         Ended { samples: self.samples, seconds, kernel_time: self.sampler.kernel_time }
     }
 }
@@ -218,67 +232,39 @@ impl Samples {
         Some(process)
     }
 
-    fn enter_record(&mut self, record: &EventRecord<'_>, time_ns: u64) {
-        match record {
-            EventRecord::Mmap2(mapped) => self.enter_mapping(mapped, time_ns),
-            EventRecord::Fork(fork) if fork.pid != fork.ppid => self.enter_fork(fork, time_ns),
-            EventRecord::Comm(named) => self.enter_name(named, time_ns),
-            EventRecord::Lost(lost) => self.losses.lost += lost.count,
-            EventRecord::Throttle(_) => self.losses.throttled += 1,
-            _ => {}
-        }
-    }
-
-    fn enter_mapping(&mut self, mapped: &Mmap2Record<'_>, time_ns: u64) {
-        const PROT_EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
-        let Some(process) = self.processes.get_mut(&mapped.pid.cast_unsigned()) else { return };
-        if mapped.cpu_mode != CpuMode::User || mapped.protection & PROT_EXEC == 0 {
-            return;
-        }
-        let file = match &mapped.file_id {
-            linux_perf_event_reader::Mmap2FileId::InodeAndVersion(id) => {
-                FileId { major: id.major, minor: id.minor, inode: id.inode }
+    fn enter_change(&mut self, change: Change, time_ns: u64) {
+        match change {
+            Change::Mapped { pid, mapping } => {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.insert(mapping, time_ns);
+                }
             }
-            linux_perf_event_reader::Mmap2FileId::BuildId(_) => FileId::default(),
-        };
-        let name = mapped.path.as_slice();
-        // The kernel's name for memory without a file.
-        let name = if &*name == b"//anon" { &b""[..] } else { &name };
-        let mapping = Mapping {
-            start: mapped.address,
-            end: mapped.address.saturating_add(mapped.length),
-            offset: mapped.page_offset,
-            file,
-            name: name.into(),
-        };
-        process.insert(mapping, time_ns);
+            Change::Created { pid, parent, .. } if pid != parent => self.enter_fork(pid, parent, time_ns),
+            Change::Named { pid, name, is_exec } => {
+                let Some(process) = self.processes.get_mut(&pid) else { return };
+                process.name = name;
+                if is_exec {
+                    process.generations.push(Generation { from_ns: time_ns, space: Rc::default() });
+                }
+            }
+            Change::Lost(lost) => self.losses.lost += lost,
+            Change::Throttled => self.losses.throttled += 1,
+            Change::Created { .. } | Change::Ended { .. } => {}
+        }
     }
 
-    fn enter_fork(&mut self, fork: &ForkOrExitRecord, time_ns: u64) {
-        let (pid, parent) = (fork.pid.cast_unsigned(), fork.ppid.cast_unsigned());
+    fn enter_fork(&mut self, pid: u32, parent: u32, time_ns: u64) {
         let inherited = self.processes.get(&parent).map(|parent| {
-            (parent.name.clone(), parent.generations.last().map(|latest| latest.space.clone()))
+            let space = parent.generations.last().map(|latest| latest.space.clone());
+            (parent.name.clone(), parent.command.clone(), space)
         });
-        let Some((name, Some(space))) = inherited else { return };
+        let Some((name, command, Some(space))) = inherited else { return };
         if self.processes.len() >= MAX_PROCESSES {
             return;
         }
         let process = self.processes.entry(pid).or_default();
-        process.name = name;
-        process.has_maps = true;
+        (process.name, process.command, process.has_maps) = (name, command, true);
         process.generations.push(Generation { from_ns: time_ns, space });
-    }
-
-    fn enter_name(&mut self, named: &CommOrExecRecord<'_>, time_ns: u64) {
-        // Threads have names too; that of the first is the process's.
-        if named.pid != named.tid {
-            return;
-        }
-        let Some(process) = self.processes.get_mut(&named.pid.cast_unsigned()) else { return };
-        process.name = target::clean_name(&named.name.as_slice());
-        if named.is_execve {
-            process.generations.push(Generation { from_ns: time_ns, space: Rc::default() });
-        }
     }
 
     fn enter_sample(&mut self, sample: &SampleRecord<'_>, time_ns: u64, elapsed: Duration) {
@@ -297,8 +283,7 @@ impl Samples {
         process.samples += 1;
         let space = process.space_at(time_ns).cloned();
         if let (Some(registers), Some(space)) = (&registers, &space) {
-            let (data, len_bytes) =
-                sample.user_stack.unwrap_or((linux_perf_event_reader::RawData::empty(), 0));
+            let (data, len_bytes) = sample.user_stack.unwrap_or((RawData::empty(), 0));
             let is_over = self.unwind_time.as_secs_f64() > MAX_UNWIND_SHARE * (elapsed.as_secs_f64() + 1.0);
             let len_bytes = if is_over { 0 } else { len_bytes };
             self.losses.cut += u64::from(is_over);

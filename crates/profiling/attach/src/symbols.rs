@@ -2,6 +2,7 @@
 //!
 //! Only the addresses that samples have are looked up, and only their names are read.
 
+use crate::go::GoFunctions;
 use crate::image;
 use object::read::ReadCache;
 use object::{Object as _, ObjectSymbol as _, SymbolKind};
@@ -35,6 +36,13 @@ pub fn functions_of_file(file: &File, addresses: &[u64]) -> Vec<Option<Function>
     let cache = ReadCache::new(copy);
     let Some(elf) = image::parse(&cache) else { return found };
     look_up(&elf, addresses, &mut found);
+    if found.iter().any(Option::is_none)
+        && let Some(functions) = GoFunctions::find(&elf)
+    {
+        for (address, found) in addresses.iter().zip(&mut found).filter(|(_, found)| found.is_none()) {
+            *found = functions.function(*address);
+        }
+    }
     if found.iter().any(Option::is_none)
         && let Some(id) = elf.build_id().ok().flatten()
         && let Some(path) = debug_path(id)
@@ -92,7 +100,7 @@ fn look_up(elf: &image::Elf<'_>, addresses: &[u64], found: &mut [Option<Function
 }
 
 /// Returns the name of a symbol as its program's author wrote it, without control characters.
-fn clean(name: &[u8]) -> String {
+pub fn clean(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(&name[..name.len().min(MAX_NAME_BYTES)]);
     // A version follows in names of symbol tables.
     let text = text.split("@@").next().unwrap_or_default();
