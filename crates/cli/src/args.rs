@@ -27,6 +27,7 @@ pub const FILE: &str = "file";
 pub const DIFF: &str = "diff";
 pub const HTML: &str = "html";
 pub const FLAMEGRAPH: &str = "flamegraph";
+pub const PPROF: &str = "pprof";
 pub const JSON: &str = "json";
 pub const CALIBRATE: &str = "calibrate";
 /// Hidden option of the processes that `doctor --calibrate` starts under the library.
@@ -161,6 +162,9 @@ fn file_option(id: &'static str, help: &'static str) -> Arg {
         .value_hint(ValueHint::FilePath)
 }
 
+/// Help of `--pprof`, of both `profile` and `report`.
+const PPROF_HELP: &str = "Write calls, bytes and times per call stack, in the format of 'go tool pprof'";
+
 fn profile() -> Command {
     Command::new("profile")
         .about("Show where a program copies its I/O, and what eliding would save")
@@ -227,6 +231,7 @@ fn profile() -> Command {
             file_option(FOLDED, "Sample, and write samples per call stack, in the folded format of flame graphs")
                 .conflicts_with_all([COMMAND, OUT, MIN_SIZE]),
         )
+        .arg(file_option(PPROF, PPROF_HELP))
         .arg(command_arg("The program and its arguments").required_unless_present_any([PID, ALL]))
         .after_help(notes::PROFILE)
 }
@@ -247,7 +252,7 @@ fn report() -> Command {
             file_option(DIFF, "Compare two profiles of one program")
                 .value_names(["A", "B"])
                 .num_args(2)
-                .conflicts_with_all([FILE, FLAMEGRAPH]),
+                .conflicts_with_all([FILE, FLAMEGRAPH, PPROF]),
         )
         .arg(file_option(HTML, "Write an HTML page that needs no other file"))
         .arg(
@@ -257,6 +262,7 @@ fn report() -> Command {
                 .action(ArgAction::SetTrue),
         )
         .arg(file_option(FLAMEGRAPH, "Write bytes per call stack, in the folded format of flame graphs"))
+        .arg(file_option(PPROF, PPROF_HELP))
         .after_help(notes::REPORT)
 }
 

@@ -1,7 +1,7 @@
 //! `uncopy profile --pid` for processes that are not under uncopy, and `uncopy profile -a`: samples
 //! processor time, and reports what part of it copies memory.
 
-use super::duration;
+use super::{duration, file};
 use crate::args;
 use crate::atomic_write;
 use crate::live;
@@ -12,7 +12,7 @@ use clap::ArgMatches;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{IsTerminal as _, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uncopy_attach::{Report, Session, Targets, resolve};
 
@@ -43,15 +43,35 @@ pub fn main(matches: &ArgMatches, wanted: &[Selector]) -> Option<u8> {
             }
         }
     };
-    let requested = duration(matches).and_then(|duration| Ok((duration, frequency(matches)?)));
-    let (duration, frequency) = match requested {
-        Ok(requested) => requested,
+    let request = match request(matches) {
+        Ok(request) => request,
         Err(message) => {
             output::print_message(message);
             return Some(EXIT_USAGE);
         }
     };
-    Some(sample(matches, &targets, duration.unwrap_or(DEFAULT_DURATION), frequency))
+    Some(sample(matches, &targets, &request))
+}
+
+/// Options of the command line.
+struct SamplingRequest {
+    duration: Duration,
+    frequency: u32,
+    folded: Option<PathBuf>,
+    pprof: Option<PathBuf>,
+}
+
+fn request(matches: &ArgMatches) -> Result<SamplingRequest, InvalidValue> {
+    let file = |id: &str, option: &str| {
+        let name = matches.get_one::<OsString>(id);
+        name.map(|name| file::resolve_export(option, name, Path::new(""))).transpose()
+    };
+    Ok(SamplingRequest {
+        duration: duration(matches)?.unwrap_or(DEFAULT_DURATION),
+        frequency: frequency(matches)?,
+        folded: file(args::FOLDED, "--folded")?,
+        pprof: file(args::PPROF, "--pprof")?,
+    })
 }
 
 /// Returns the processes to sample, or `None` if those selected run under uncopy and record
@@ -111,7 +131,7 @@ fn frequency(matches: &ArgMatches) -> Result<u32, InvalidValue> {
     })
 }
 
-fn sample(matches: &ArgMatches, targets: &Targets, duration: Duration, frequency: u32) -> u8 {
+fn sample(matches: &ArgMatches, targets: &Targets, request: &SamplingRequest) -> u8 {
     os::raise_descriptor_limit();
     if let Targets::Processes(pids) = targets
         && let Some(message) = pids.iter().find_map(|pid| why_unreadable(*pid))
@@ -120,22 +140,26 @@ fn sample(matches: &ArgMatches, targets: &Targets, duration: Duration, frequency
         return EXIT_FAILURE;
     }
     let signals = child::BlockedSignals::begin();
-    let session = match Session::begin(targets, frequency) {
+    let session = match Session::begin(targets, request.frequency) {
         Ok(session) => session,
         Err(refusal) => {
             output::print_message(refusal);
             return EXIT_FAILURE;
         }
     };
-    let session = watch(session, duration);
+    let session = watch(session, request.duration);
     let ended = session.end();
     signals.end();
-    let profile = resolve(ended, frequency);
+    let profile = resolve(ended, request.frequency);
     let report = Report::new(&profile);
-    if let Some(path) = matches.get_one::<OsString>(args::FOLDED)
-        && let Err(status) = write(path, &report.folded())
-    {
-        return status;
+    let folded = request.folded.as_ref().map(|path| (path, report.folded().into_bytes()));
+    let pprof = request.pprof.as_ref().map(|path| (path, report.pprof()));
+    for (path, bytes) in folded.into_iter().chain(pprof) {
+        if let Err(error) = atomic_write::write(path, &bytes) {
+            let name = Quoted(path.as_os_str());
+            output::print_message(format_args!("cannot write {name}: {}", Reason(&error)));
+            return EXIT_FAILURE;
+        }
     }
     let text = if matches.get_flag(args::JSON) {
         format!("{:#}\n", report.to_json(uncopy_core::schema::SAMPLES))
@@ -199,12 +223,4 @@ fn watch(mut session: Session, duration: Duration) -> Session {
         let _ = std::io::stderr().write_all(b"\r\x1b[K");
     }
     session
-}
-
-/// Writes a file, or prints a message and returns the exit status.
-fn write(path: &OsString, text: &str) -> Result<(), u8> {
-    atomic_write::write(Path::new(path), text.as_bytes()).map_err(|error| {
-        output::print_message(format_args!("cannot write {}: {}", Quoted(path), Reason(&error)));
-        EXIT_FAILURE
-    })
 }

@@ -62,6 +62,8 @@ const MAX_DURATION_SECONDS: f64 = 1e7;
 /// Recording options of the command line.
 struct RecordingRequest {
     out: PathBuf,
+    /// File for the profile in pprof's format, absolute.
+    pprof: Option<PathBuf>,
     duration: Option<Duration>,
     given: Vec<OptionValue>,
     min_size_bytes: Option<u64>,
@@ -129,7 +131,12 @@ fn request(
     };
     let out = matches.get_one::<OsString>(args::OUT).cloned().unwrap_or_else(name);
     let min_size_bytes = min_size.and_then(|text| size::parse(text.as_bytes()));
-    Ok(RecordingRequest { out: file::resolve(&out)?, duration, given, min_size_bytes })
+    let out = file::resolve(&out)?;
+    let pprof = match matches.get_one::<OsString>(args::PPROF) {
+        None => None,
+        Some(name) => Some(file::resolve_export("--pprof", name, &out)?),
+    };
+    Ok(RecordingRequest { out, pprof, duration, given, min_size_bytes })
 }
 
 /// Returns the duration that the command line asks for.
@@ -545,17 +552,24 @@ impl Session<'_> {
     }
 }
 
-/// Writes the profile to its file and the report to standard output.
+/// Writes the profile to its files and the report to standard output.
 fn write(profile: &Profile, request: &RecordingRequest) -> u8 {
-    let out = request.out.as_os_str();
-    if let Err(error) = atomic_write::write(&request.out, profile.to_json().as_bytes()) {
-        output::print_message(format_args!("cannot write {}: {}", Quoted(out), Reason(&error)));
-        return EXIT_FAILURE;
+    let json = profile.to_json();
+    let mut files = vec![(&request.out, json.into_bytes())];
+    files.extend(request.pprof.as_ref().map(|file| (file, uncopy_profile::pprof::encode(profile))));
+    for (file, bytes) in &files {
+        if let Err(error) = atomic_write::write(file, bytes) {
+            let name = Quoted(file.as_os_str());
+            output::print_message(format_args!("cannot write {name}: {}", Reason(&error)));
+            return EXIT_FAILURE;
+        }
     }
     let name = relative_name(&request.out);
     let text = uncopy_profile::text::report(profile, &name, output::columns());
     let status = output::print(text.as_bytes(), EXIT_OK);
-    output::print_message(format_args!("wrote {}", Quoted(out)));
+    for (file, _) in &files {
+        output::print_message(format_args!("wrote {}", Quoted(file.as_os_str())));
+    }
     status
 }
 

@@ -34,7 +34,8 @@ pub struct GoFunctions<'a> {
 impl<'a> GoFunctions<'a> {
     /// Finds the table of a file.
     pub fn find(elf: &Elf<'a>) -> Option<Self> {
-        let section = elf.section_by_name(".gopclntab").or_else(|| elf.section_by_name(".data.rel.ro.gopclntab"))?;
+        let section =
+            elf.section_by_name(".gopclntab").or_else(|| elf.section_by_name(".data.rel.ro.gopclntab"))?;
         if section.file_range()?.1 > MAX_TABLE_BYTES {
             return None;
         }
@@ -76,7 +77,9 @@ impl<'a> GoFunctions<'a> {
         if low == self.count && self.count > 0 && relative >= self.end()? {
             return None;
         }
-        let entry = self.functions.checked_add(usize::try_from(read_u32(self.table, self.functions + 8 * number + 4)?).ok()?)?;
+        let entry = self
+            .functions
+            .checked_add(usize::try_from(read_u32(self.table, self.functions + 8 * number + 4)?).ok()?)?;
         let name = usize::try_from(read_u32(self.table, entry.checked_add(4)?)?).ok()?;
         let name = self.table.get(self.names.checked_add(name)?..)?;
         let name = &name[..name.len().min(MAX_NAME_BYTES)];
@@ -133,7 +136,10 @@ mod tests {
         let name = |address| found.function(address).map(|function| function.name);
         assert_eq!(name(0x40_1000).as_deref(), Some("runtime.memmove"));
         assert_eq!(name(0x40_103F).as_deref(), Some("runtime.memmove"));
-        assert_eq!(found.function(0x40_107F), Some(Function { name: "main.main".to_owned(), start: 0x40_1040 }));
+        assert_eq!(
+            found.function(0x40_107F),
+            Some(Function { name: "main.main".to_owned(), start: 0x40_1040 })
+        );
         assert_eq!((name(0x40_1080), name(0x40_0FFF), name(u64::MAX)), (None, None, None));
         assert!(GoFunctions::parse(&table(&[], 0), 0).is_some_and(|none| none.function(0).is_none()));
     }

@@ -41,7 +41,7 @@ mod target;
 mod verdict;
 mod walk;
 
-pub use permission::{Permission, Refusal};
+pub use permission::{Permission, Refusal, try_sampling};
 pub use report::Report;
 pub use resolve::{Profile, resolve};
 pub use sampler::Targets;

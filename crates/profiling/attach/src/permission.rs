@@ -7,7 +7,7 @@
 //! | 2 | own processes, without time in the kernel |
 //! | 3 (Debian, Android) | nothing |
 
-use crate::event::KernelTime;
+use crate::event::{self, KernelTime, Purpose, Scope};
 use crate::target;
 use rustix::thread::{CapabilitySet, capabilities};
 use std::fmt;
@@ -36,6 +36,7 @@ pub struct Permission {
 
 impl Permission {
     /// Reads what holds for this thread.
+    #[must_use]
     pub fn read() -> Self {
         let paranoid = fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok());
         let has = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
@@ -47,17 +48,25 @@ impl Permission {
     }
 
     /// Whether time in the kernel is sampled.
-    pub fn kernel_time(self) -> KernelTime {
+    pub(crate) fn kernel_time(self) -> KernelTime {
         let level = self.paranoid.unwrap_or(WITHOUT_KERNEL);
         if self.is_privileged || level < WITHOUT_KERNEL { KernelTime::Sampled } else { KernelTime::Excluded }
     }
 
+    /// Whether time in the kernel is sampled.
+    #[must_use]
+    pub fn samples_kernel(self) -> bool {
+        self.kernel_time() == KernelTime::Sampled
+    }
+
     /// Whether own processes can be sampled, as far as the setting tells.
+    #[must_use]
     pub fn may_sample(self) -> bool {
         self.paranoid.is_some_and(|level| self.is_privileged || level < WITHOUT_ANYTHING)
     }
 
     /// Whether the whole machine can be sampled, as far as the setting tells.
+    #[must_use]
     pub fn may_sample_machine(self) -> bool {
         self.paranoid.is_some_and(|level| self.is_privileged || level < WITHOUT_MACHINE)
     }
@@ -66,6 +75,16 @@ impl Permission {
 /// Whether time in the kernel is sampled for this user.
 pub fn kernel_time() -> KernelTime {
     Permission::read().kernel_time()
+}
+
+/// Tries to sample this thread.
+///
+/// # Errors
+/// Those of perf_event_open(2).
+pub fn try_sampling() -> io::Result<()> {
+    let cpu = event::online_processors()?.first().copied().unwrap_or(0);
+    let clock = Purpose::Clock(1, kernel_time());
+    event::open(Scope::Own, cpu, clock).map(drop)
 }
 
 /// Why nothing can be sampled. `Display` is a complete message.

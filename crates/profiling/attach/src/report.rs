@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use uncopy_profile::format::{bytes, percent};
+use uncopy_profile::pprof::{Encoder, Frame};
 
 /// Share of a class below which the terminal's report leaves it out.
 const MIN_SHARE: f64 = 0.005;
@@ -274,6 +275,29 @@ impl<'a> Report<'a> {
             "sentence": verdict.sentence,
             "next": verdict.next,
         })
+    }
+
+    /// Returns the stacks in pprof's format: samples and processor time, labelled with their classes.
+    #[must_use]
+    pub fn pprof(&self) -> Vec<u8> {
+        const NS_PER_SECOND: u64 = 1_000_000_000;
+        let period_ns = NS_PER_SECOND / u64::from(self.profile.frequency.max(1));
+        let mut encoder = Encoder::new(&[("samples", "count"), ("cpu", "nanoseconds")], 1);
+        encoder.set_period(("cpu", "nanoseconds"), period_ns);
+        let seconds = std::time::Duration::try_from_secs_f64(self.profile.seconds).unwrap_or_default();
+        encoder.set_time(0, u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX));
+        for process in &self.profile.processes {
+            let pid = process.pid.to_string();
+            for stack in &process.stacks {
+                let labels: Vec<String> = stack.frames.iter().map(|frame| frame.label()).collect();
+                let frames = labels.iter().map(|label| Frame { function: label, ..Frame::default() });
+                let samples = i64::try_from(stack.samples).unwrap_or(i64::MAX);
+                let time_ns = samples.saturating_mul(i64::try_from(period_ns).unwrap_or(i64::MAX));
+                let labels = [("class", stack.class.name()), ("process", &process.name), ("pid", &pid)];
+                encoder.add(frames, &[samples, time_ns], &labels);
+            }
+        }
+        encoder.finish()
     }
 
     /// Returns the stacks in the folded format of flame graph tools: `outermost;…;innermost SAMPLES`.

@@ -51,6 +51,7 @@ mod sampling;
 mod security;
 mod semantics;
 mod sending;
+mod shares;
 mod signals;
 mod starting;
 mod store;
