@@ -34,6 +34,8 @@ mod report;
 mod resolve;
 mod ring;
 mod sampler;
+#[cfg(test)]
+mod samples;
 mod session;
 mod summary;
 mod symbols;

@@ -323,3 +323,89 @@ fn folded_stack(process: &str, stack: &NamedStack) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::copies::CopyInProgress;
+    use crate::samples::{copies, process, stack};
+    use crate::session::Losses;
+
+    fn sample() -> Profile {
+        let copy = CopyInProgress { len_bytes: 65536, distance: 1 << 30 };
+        let mut read = stack(Class::KernelCopyIn, 200, &["rep_movs_alternative", "read", "main"]);
+        (read.system_call, read.kernel_frames) = (Some("read".to_owned()), 1);
+        let busy = process(vec![
+            copies(300, &["memmove", "store;all", "main"], copy),
+            read,
+            stack(Class::Other, 500, &["work", "main"]),
+        ]);
+        let mut other = process(vec![stack(Class::Other, 1000, &["work", "main"])]);
+        (other.pid, other.name) = (8, "idle\u{1b}".replace('\u{1b}', "?"));
+        Profile {
+            processes: vec![busy, other],
+            seconds: 4.0,
+            frequency: 1000,
+            has_kernel_time: true,
+            has_kernel_symbols: true,
+            losses: Losses { lost: 3, ..Losses::default() },
+        }
+    }
+
+    #[test]
+    fn text_and_json_say_the_same() {
+        let mut profile = sample();
+        profile.processes.truncate(1);
+        let report = Report::new(&profile);
+        let (text, json) = (report.text(), report.to_json(1));
+        for line in [
+            "server: 1.00 s of processor time in 4.0 s, 1000 samples",
+            "Note: 3 records were lost: the machine was too busy to read them.",
+            "  30 %  copies in the program (memcpy, memmove)",
+            "  30 %     64K  store;all (program)",
+            "  20 %    20 %  read",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line:?} in\n{text}");
+        }
+        let sentence = json["total"]["sentence"].as_str().expect("a sentence");
+        assert!(text.contains(&format!("verdict: {sentence}; next: uncopy run -- server -p 1\n")), "{text}");
+        assert_eq!(json["total"], {
+            let mut only = json["processes"][0].clone();
+            let object = only.as_object_mut().expect("an object");
+            for own in ["pid", "name", "command"] {
+                object.remove(own).expect("a field of processes");
+            }
+            only
+        });
+        assert_eq!(json["total"]["shares"]["kernel_copy_in"], 0.2);
+        assert_eq!(json["total"]["copy_share"], 0.5);
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_process_and_the_sum() {
+        let text = Report::new(&sample()).table();
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[1][..7], ["7", "25", "%", "30", "%", "20", "%"], "{text}");
+        assert!(text.lines().nth(1).expect("a row").ends_with("worth trying"), "{text}");
+        assert_eq!(rows[3][..6], ["50", "%", "15", "%", "10", "%"], "{text}");
+        assert!(text.contains("25 % of the processor time of this machine is spent on copies"), "{text}");
+    }
+
+    #[test]
+    fn folded_stacks_are_outermost_first() {
+        let text = Report::new(&sample()).folded();
+        assert!(text.lines().any(|line| line == "server;main;store:all;memmove 300"), "{text}");
+        let sum: u64 =
+            text.lines().map(|line| line.rsplit_once(' ').expect("two").1.parse::<u64>().expect("n")).sum();
+        assert_eq!(sum, 2000);
+    }
+
+    #[test]
+    fn an_empty_profile_is_a_report() {
+        let profile = Profile::default();
+        let report = Report::new(&profile);
+        assert!(report.text().contains("no process") && report.table().contains("all"));
+        assert_eq!(report.to_json(1)["total"]["samples"], 0);
+        assert!(report.folded().is_empty() && !report.pprof().is_empty());
+    }
+}

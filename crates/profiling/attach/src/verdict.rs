@@ -263,3 +263,122 @@ fn quoted(word: &str) -> String {
         format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::copies::CopyInProgress;
+    use crate::samples::{copies, process, stack};
+
+    fn judge(process: &ProcessProfile) -> Verdict {
+        verdict(&Summary::of([process]), Some(process), true)
+    }
+
+    fn large() -> CopyInProgress {
+        CopyInProgress { len_bytes: 65536, distance: 1 << 30 }
+    }
+
+    /// A server that receives for a tenth of its time, and spends the rest as `stacks` say.
+    fn server(stacks: Vec<crate::resolve::NamedStack>) -> ProcessProfile {
+        let mut read = stack(Class::KernelCopyIn, 100, &["rep_movs_alternative", "read", "main"]);
+        read.system_call = Some("read".to_owned());
+        let used: u64 = stacks.iter().map(|stack| stack.samples).sum();
+        let rest = stack(Class::Other, 900 - used, &["work", "main"]);
+        process(stacks.into_iter().chain([read, rest]).collect())
+    }
+
+    #[test]
+    fn every_kind_has_its_reason_and_its_command() {
+        let shift = CopyInProgress { len_bytes: 65536, distance: 45 };
+        let small = CopyInProgress { len_bytes: 512, distance: 1 << 30 };
+        let memmove = &["__memmove_avx_unaligned_erms", "store", "main"];
+        for (stacks, kind, words, next) in [
+            (
+                vec![copies(300, memmove, large())],
+                Kind::WorthTrying,
+                "30 % of its time copies 16K",
+                "uncopy run -- server -p 1",
+            ),
+            (
+                vec![copies(200, memmove, large()), stack(Class::Tls, 300, &["aesni_gcm_encrypt", "main"])],
+                Kind::Touched,
+                "30 % of its time is spent on encryption, which reads every byte, and 20 % on copies",
+                "uncopy profile -- server",
+            ),
+            (
+                vec![copies(200, memmove, small)],
+                Kind::SmallCopies,
+                "half of it in copies below 513",
+                "uncopy profile -- server",
+            ),
+            (
+                vec![
+                    copies(60, memmove, large()),
+                    stack(Class::PageFault, 300, &["clear_page_erms", "main"]),
+                ],
+                Kind::Allocator,
+                "30 % of its time is spent on page faults",
+                "GLIBC_TUNABLES=",
+            ),
+            (
+                vec![copies(300, memmove, shift)],
+                Kind::Algorithm,
+                "most of it called by store",
+                "uncopy profile --pid 7 --folded",
+            ),
+            (vec![], Kind::NothingToGain, "10 % on the kernel's", "uncopy run --lanes -- server"),
+            (
+                vec![stack(Class::Copy, 300, &["runtime.memmove", "main.main"])],
+                Kind::NothingToGain,
+                "by runtime.memmove in program, which uncopy does not reach",
+                "uncopy profile --pid 7",
+            ),
+        ] {
+            let found = judge(&server(stacks));
+            assert_eq!(found.kind, kind, "{found:?}");
+            assert!(found.sentence.starts_with(kind.name()) && found.sentence.contains(words), "{found:?}");
+            assert!(found.next.starts_with(next), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_were_not_received_and_few_samples_promise_nothing() {
+        let own = process(vec![
+            copies(500, &["memmove", "compute", "main"], large()),
+            stack(Class::Other, 500, &["compute", "main"]),
+        ]);
+        let found = judge(&own);
+        assert_eq!(found.kind, Kind::NothingToGain);
+        assert!(found.sentence.contains("it receives next to nothing"), "{found:?}");
+        let idle = judge(&process(vec![copies(99, &["memmove", "main"], large())]));
+        assert_eq!(idle.kind, Kind::Unknown);
+        assert!(idle.sentence.contains("99 samples are too few"), "{idle:?}");
+        assert_eq!(judge(&process(Vec::new())).kind, Kind::Unknown);
+    }
+
+    #[test]
+    fn tunables_are_those_of_the_allocator_in_use() {
+        for (file, words) in [
+            ("libjemalloc.so.2", "MALLOC_CONF="),
+            ("libtcmalloc_minimal.so.4", "TCMALLOC_"),
+            ("libjvm.so", "JAVA_TOOL_OPTIONS="),
+            ("libc.so.6", "GLIBC_TUNABLES="),
+        ] {
+            let mut busy = server(vec![stack(Class::Allocator, 400, &["malloc", "main"])]);
+            busy.files = vec![file.to_owned()];
+            let found = judge(&busy);
+            assert!(found.kind == Kind::Allocator && found.next.starts_with(words), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn commands_can_be_pasted() {
+        let mut odd = process(Vec::new());
+        odd.command = vec!["./my server".to_owned(), "it's".to_owned()];
+        let program = Program { summary: &Summary::default(), first: Some(&odd), has_kernel_time: true };
+        assert_eq!(program.command(), r"'./my server' 'it'\''s'");
+        odd.command = vec!["nginx: master process".to_owned()];
+        let program = Program { summary: &Summary::default(), first: Some(&odd), has_kernel_time: true };
+        assert_eq!(program.command(), "server");
+    }
+}
