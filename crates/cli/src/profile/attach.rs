@@ -193,14 +193,15 @@ fn watch(mut session: Session, duration: Duration) -> Session {
     let shows_progress = std::io::stderr().is_terminal();
     let (mut shown, mut checked) = (Instant::now(), Instant::now());
     while session.elapsed() < duration {
-        session.collect_after(duration.saturating_sub(session.elapsed()));
-        if let Some(signal) = child::next_signal(Some(Duration::ZERO)) {
+        let timeout = session.interval().min(duration.saturating_sub(session.elapsed()));
+        if let Some(signal) = child::next_signal(Some(timeout)) {
             match signal.number {
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP => break,
                 libc::SIGTSTP => child::stop(),
                 _ => {}
             }
         }
+        session.collect();
         if checked.elapsed() >= CHECK_INTERVAL {
             checked = Instant::now();
             if !session.is_any_running() {

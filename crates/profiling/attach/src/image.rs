@@ -3,6 +3,7 @@
 //! The files are hostile input. What is read of each is bounded, every offset is checked, and a file that makes
 //! no sense has no functions and no unwind tables.
 
+use crate::bounded::Bounded;
 use crate::target;
 use gimli::{
     BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, LittleEndian,
@@ -16,7 +17,9 @@ use uncopy_unwind::rule::Rule;
 use uncopy_unwind::tables::{self, Context, Entry};
 
 /// Maximum bytes of an unwind table; larger ones are not used.
-const MAX_TABLE_BYTES: u64 = 256 << 20;
+const MAX_TABLE_BYTES: u64 = 128 << 20;
+/// Maximum bytes of an entry: its instructions are executed up to the address in question.
+const MAX_ENTRY_BYTES: usize = 64 << 10;
 /// Maximum entries of an index that is built here, for files without one.
 const MAX_ENTRIES: usize = 1 << 20;
 /// Maximum number of segments of a file.
@@ -25,7 +28,7 @@ const MAX_SEGMENTS: usize = 256;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 /// File in which the parser finds what it reads; each part is read once.
-pub type Elf<'a> = ElfFile64<'a, object::LittleEndian, &'a ReadCache<File>>;
+pub type Elf<'a> = ElfFile64<'a, object::LittleEndian, &'a ReadCache<Bounded>>;
 
 /// A part of a file that is loaded at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +72,7 @@ pub enum Found {
 }
 
 /// Parses the file's headers; accepts programs and libraries for x86-64.
-pub fn parse(cache: &ReadCache<File>) -> Option<Elf<'_>> {
+pub fn parse(cache: &ReadCache<Bounded>) -> Option<Elf<'_>> {
     let header = elf::FileHeader64::<object::LittleEndian>::parse(cache).ok()?;
     let endian = header.endian().ok()?;
     if header.e_machine(endian) != elf::EM_X86_64 {
@@ -81,7 +84,7 @@ pub fn parse(cache: &ReadCache<File>) -> Option<Elf<'_>> {
 impl Tables {
     /// Reads a file. The result is empty for a file that is not an ELF file for x86-64.
     pub fn read(file: File) -> Self {
-        let cache = ReadCache::new(file);
+        let cache = ReadCache::new(Bounded::new(file));
         parse(&cache).map(|file| Self::from_elf(&file)).unwrap_or_default()
     }
 
@@ -186,7 +189,8 @@ impl Tables {
             }
         };
         let entry = section.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset).ok()?;
-        entry.contains(address).then_some(entry)
+        let is_small = entry.entry_len() <= MAX_ENTRY_BYTES && entry.cie().entry_len() <= MAX_ENTRY_BYTES;
+        (is_small && entry.contains(address)).then_some(entry)
     }
 
     /// Returns the range of the function that contains `address`, according to the unwind table.

@@ -35,17 +35,24 @@ pub struct Image {
 pub struct Images {
     list: Vec<Image>,
     ids: FxHashMap<(FileId, Rc<[u8]>), ImageId>,
-    /// Process whose mapping is being looked up.
-    pid: u32,
+    /// Processes that have the mapping that is being looked up.
+    pids: [u32; MAX_ANCESTORS],
+    /// Failed attempts to open a file.
+    failures: FxHashMap<FileId, u32>,
 }
+
+/// Processes through which a file is opened: one with the mapping, and those that it inherited it from.
+pub const MAX_ANCESTORS: usize = 4;
+/// Attempts to open a file: the process may have ended, while the next with the file lives.
+const MAX_ATTEMPTS: u32 = 8;
 
 /// Maximum number of images; code of further files is unknown.
 const MAX_IMAGES: usize = 4096;
 
 impl Images {
-    /// Sets the process whose mappings are looked up next.
-    pub fn set_process(&mut self, pid: u32) {
-        self.pid = pid;
+    /// Sets the processes whose mappings are looked up next.
+    pub fn set_processes(&mut self, pids: [u32; MAX_ANCESTORS]) {
+        self.pids = pids;
     }
 
     /// Returns the image of a mapping, and reads it on first use.
@@ -64,7 +71,8 @@ impl Images {
         let image = if is_vdso {
             Some(Image { name: mapping.name.clone(), tables: Tables::read_vdso(), file: None })
         } else {
-            target::open_mapped(self.pid, mapping).and_then(|file| {
+            let opened = self.pids.iter().find_map(|pid| target::open_mapped(*pid, mapping));
+            opened.and_then(|file| {
                 let tables = Tables::read(file.try_clone().ok()?);
                 Some(Image { name: mapping.name.clone(), tables, file: Some(file) })
             })
@@ -75,7 +83,14 @@ impl Images {
                 u32::try_from(self.list.len() - 1)
                     .map_or(ImageId::UNKNOWN, |at| ImageId(at + ImageId::FIRST_FILE))
             }
-            None => ImageId::UNKNOWN,
+            None => {
+                let failures = self.failures.entry(mapping.file).or_default();
+                *failures += 1;
+                if *failures < MAX_ATTEMPTS {
+                    return ImageId::UNKNOWN;
+                }
+                ImageId::UNKNOWN
+            }
         };
         self.ids.insert(key, id);
         id

@@ -12,6 +12,7 @@
 //! Both ends are used: the word in the slot is a function's start, and a call through the slot from which a
 //! sample came names the function of the sample.
 
+use crate::bounded::Bounded;
 use crate::image::{self, Elf, Tables};
 use object::read::ReadCache;
 use object::{
@@ -23,6 +24,9 @@ use std::os::unix::fs::FileExt as _;
 
 /// Maximum relocations of a file that are read.
 const MAX_RELOCATIONS: usize = 1 << 22;
+
+/// Maximum slots that are kept of a file; compilers make a few for each name.
+const MAX_SLOTS: usize = 1024;
 
 /// Functions that a stripped library may hide.
 const NAMES: [&str; 12] = [
@@ -50,7 +54,7 @@ impl Imports {
     /// Reads the relocations of a file.
     pub fn read(file: &File) -> Self {
         let Ok(copy) = file.try_clone() else { return Self::default() };
-        let cache = ReadCache::new(copy);
+        let cache = ReadCache::new(Bounded::new(copy));
         image::parse(&cache).and_then(|elf| Self::from_elf(&elf)).unwrap_or_default()
     }
 
@@ -73,7 +77,9 @@ impl Imports {
                 (elf::R_X86_64_IRELATIVE, _) => resolvers.get(&relocation.addend().cast_unsigned()).copied(),
                 _ => None,
             };
-            if let Some(name) = name {
+            if let Some(name) = name
+                && slots.len() < MAX_SLOTS
+            {
                 slots.insert(slot, name);
             }
         }

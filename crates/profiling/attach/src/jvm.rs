@@ -4,6 +4,7 @@
 //! fields of its classes. The stubs' addresses are static fields of `StubRoutines`, whose values are read from the
 //! process's memory, which needs nothing of the process.
 
+use crate::bounded::Bounded;
 use crate::image::{self, Tables};
 use crate::maps::AddressSpace;
 use crate::target::Memory;
@@ -58,7 +59,7 @@ pub fn stubs(libjvm: &File, bias: u64, memory: &Memory, space: &AddressSpace) ->
 /// Returns the addresses of the variables that point to the tables.
 fn table_variables(libjvm: &File) -> Vec<u64> {
     let Ok(copy) = libjvm.try_clone() else { return Vec::new() };
-    let cache = ReadCache::new(copy);
+    let cache = ReadCache::new(Bounded::new(copy));
     let Some(elf) = image::parse(&cache) else { return Vec::new() };
     let is_table = |name: &[u8]| TABLES.contains(&name);
     elf.dynamic_symbols()

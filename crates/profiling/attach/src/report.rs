@@ -66,12 +66,6 @@ impl<'a> Report<'a> {
         if losses.throttled > 0 {
             notes.push(format!("the kernel sampled less often than asked, {} times", losses.throttled));
         }
-        if losses.missed_threads > 0 {
-            notes.push(format!(
-                "{} threads were not sampled: too many open files; raise the limit (ulimit -n)",
-                losses.missed_threads
-            ));
-        }
         if losses.cut > 0 {
             notes.push(format!("{} stacks have only their innermost function", losses.cut));
         }

@@ -2,6 +2,7 @@
 //!
 //! Only the addresses that samples have are looked up, and only their names are read.
 
+use crate::bounded::Bounded;
 use crate::go::GoFunctions;
 use crate::image;
 use object::read::ReadCache;
@@ -15,6 +16,8 @@ const DEBUG_ROOT: &str = "/usr/lib/debug/.build-id";
 const MAX_SYMBOLS: usize = 1 << 22;
 /// Maximum bytes of a name; the rest is cut.
 const MAX_NAME_BYTES: usize = 512;
+/// Maximum pairs of a symbol and an address that are compared.
+const MAX_COMPARISONS: usize = 1 << 26;
 /// Length of a function whose symbol has no size, at most, bytes.
 const MAX_UNSIZED_BYTES: u64 = 2048;
 /// Maximum functions of a just-in-time compiler.
@@ -33,7 +36,7 @@ pub struct Function {
 pub fn functions_of_file(file: &File, addresses: &[u64]) -> Vec<Option<Function>> {
     let mut found = vec![None; addresses.len()];
     let Ok(copy) = file.try_clone() else { return found };
-    let cache = ReadCache::new(copy);
+    let cache = ReadCache::new(Bounded::new(copy));
     let Some(elf) = image::parse(&cache) else { return found };
     look_up(&elf, addresses, &mut found);
     if found.iter().any(Option::is_none)
@@ -48,7 +51,7 @@ pub fn functions_of_file(file: &File, addresses: &[u64]) -> Vec<Option<Function>
         && let Some(path) = debug_path(id)
         && let Ok(debug) = File::open(path)
     {
-        let cache = ReadCache::new(debug);
+        let cache = ReadCache::new(Bounded::new(debug));
         if let Some(debug) = image::parse(&cache).filter(|debug| debug.build_id().ok().flatten() == Some(id))
         {
             look_up(&debug, addresses, &mut found);
@@ -69,6 +72,7 @@ fn debug_path(id: &[u8]) -> Option<PathBuf> {
 fn look_up(elf: &image::Elf<'_>, addresses: &[u64], found: &mut [Option<Function>]) {
     // The best symbol of each address so far: whether its size is known, start, and name.
     let mut best: Vec<Option<(bool, u64, &[u8])>> = vec![None; addresses.len()];
+    let mut comparisons = 0;
     for symbol in elf.symbols().chain(elf.dynamic_symbols()).take(MAX_SYMBOLS) {
         if !symbol.is_definition() || symbol.kind() != SymbolKind::Text {
             continue;
@@ -79,6 +83,10 @@ fn look_up(elf: &image::Elf<'_>, addresses: &[u64], found: &mut [Option<Function
         let end = start.saturating_add(if is_sized { len_bytes } else { MAX_UNSIZED_BYTES });
         let first = addresses.partition_point(|address| *address < start);
         let covered = addresses[first..].iter().take_while(|address| **address < end).count();
+        comparisons += covered;
+        if comparisons > MAX_COMPARISONS {
+            break;
+        }
         for at in first..first + covered {
             // The innermost function; of several names the first, so that the result does not depend on luck.
             let is_better =
