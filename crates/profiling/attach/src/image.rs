@@ -4,6 +4,7 @@
 //! no sense has no functions and no unwind tables.
 
 use crate::bounded::Bounded;
+use crate::maps::Mapping;
 use crate::target;
 use gimli::{
     BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, LittleEndian,
@@ -11,7 +12,7 @@ use gimli::{
 };
 use object::read::elf::{ElfFile64, FileHeader as _};
 use object::read::{ReadCache, ReadRef};
-use object::{Object as _, ObjectSection as _, ObjectSegment as _, elf};
+use object::{Object as _, ObjectSection as _, ObjectSegment as _, SegmentFlags, elf};
 use std::fs::File;
 use uncopy_unwind::rule::Rule;
 use uncopy_unwind::tables::{self, Context, Entry};
@@ -36,6 +37,7 @@ struct Segment {
     address: u64,
     offset: u64,
     len_bytes: u64,
+    is_executable: bool,
 }
 
 /// A section and its address in the file's own address space.
@@ -100,7 +102,9 @@ impl Tables {
     fn from_elf<'a, R: ReadRef<'a>>(file: &ElfFile64<'a, object::LittleEndian, R>) -> Self {
         let segments = file.segments().take(MAX_SEGMENTS).map(|segment| {
             let (offset, len_bytes) = segment.file_range();
-            Segment { address: segment.address(), offset, len_bytes }
+            let is_executable =
+                matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
+            Segment { address: segment.address(), offset, len_bytes, is_executable }
         });
         let read = |name| {
             let section = file.section_by_name(name)?;
@@ -127,6 +131,18 @@ impl Tables {
             let skip = file_offset.checked_sub(segment.offset)?;
             (skip < segment.len_bytes).then(|| segment.address.checked_add(skip))?
         })
+    }
+
+    /// Returns the difference between a process's addresses and those of the file, from an executable mapping of
+    /// the file. The mapping begins at a page, maybe before its segment and in bytes of another.
+    pub fn bias(&self, mapping: &Mapping) -> Option<u64> {
+        let end = mapping.offset.checked_add(mapping.end - mapping.start)?;
+        let segment = self.segments.iter().find(|segment| {
+            let segment_end = segment.offset.saturating_add(segment.len_bytes);
+            segment.is_executable && segment.offset < end && segment_end > mapping.offset
+        })?;
+        let start_in_file = segment.address.wrapping_sub(segment.offset).wrapping_add(mapping.offset);
+        Some(mapping.start.wrapping_sub(start_in_file))
     }
 
     /// Converts an address to a file offset.

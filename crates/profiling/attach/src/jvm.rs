@@ -5,7 +5,7 @@
 //! process's memory, which needs nothing of the process.
 
 use crate::bounded::Bounded;
-use crate::image::{self, Tables};
+use crate::image;
 use crate::maps::AddressSpace;
 use crate::target::Memory;
 use object::read::ReadCache;
@@ -80,9 +80,4 @@ fn name_at(memory: &Memory, address: u64) -> Option<String> {
         }
     }
     None
-}
-
-/// Returns the difference between addresses in a process and in the file of a mapping.
-pub fn bias(tables: &Tables, start: u64, offset: u64) -> Option<u64> {
-    Some(start.wrapping_sub(tables.address(offset)?))
 }

@@ -88,7 +88,7 @@ impl Names {
             names.enter_file(*image, addresses, &samples.images, &inferred);
         }
         for (pid, process) in &samples.processes {
-            names.enter_compiled(*pid, process, &samples.images);
+            names.enter_compiled(*pid, process);
         }
         names
     }
@@ -119,7 +119,7 @@ impl Names {
     }
 
     /// Names code without a file: of just-in-time compilers.
-    fn enter_compiled(&mut self, pid: u32, process: &Process, images: &Images) {
+    fn enter_compiled(&mut self, pid: u32, process: &Process) {
         let addresses: BTreeSet<u64> = process
             .stacks
             .keys()
@@ -131,7 +131,7 @@ impl Names {
             return;
         }
         let mut code = target::read_perf_map(pid).map(|text| CompiledCode::parse(&text)).unwrap_or_default();
-        code.add_starts(jvm_stubs(pid, process, images), jvm::MAX_STUB_BYTES);
+        code.add_starts(jvm_stubs(pid, process), jvm::MAX_STUB_BYTES);
         for address in addresses {
             let file =
                 process.space().and_then(|space| space.find(address)).map(|found| base_name(&found.name));
@@ -143,17 +143,16 @@ impl Names {
 }
 
 /// Returns the stubs of a Java virtual machine, if the process is one.
-fn jvm_stubs(pid: u32, process: &Process, images: &Images) -> Vec<(u64, String)> {
+fn jvm_stubs(pid: u32, process: &Process) -> Vec<(u64, String)> {
     let Some(space) = process.space() else { return Vec::new() };
     let libjvm = space.mappings().iter().find(|mapping| base_name(&mapping.name) == b"libjvm.so");
     let found = || {
         let mapping = libjvm?;
         let file = target::open_mapped(pid, mapping)?;
         let tables = crate::image::Tables::read(file.try_clone().ok()?);
-        let bias = jvm::bias(&tables, mapping.start, mapping.offset)?;
+        let bias = tables.bias(mapping)?;
         Some(jvm::stubs(&file, bias, &Memory::open(pid).ok()?, space))
     };
-    let _ = images;
     found().unwrap_or_default()
 }
 
@@ -240,10 +239,7 @@ impl CallerNames<'_> {
         for mapping in space.mappings() {
             let Some(id) = images.known(mapping) else { continue };
             let Some(image) = images.get(id) else { continue };
-            let Some(bias) = image.tables.address(mapping.offset).map(|at| mapping.start.wrapping_sub(at))
-            else {
-                continue;
-            };
+            let Some(bias) = image.tables.bias(mapping) else { continue };
             let slots: Vec<_> = self.imports(id).slots().collect();
             for (slot, name) in slots {
                 let Some(start) = memory.word(slot.wrapping_add(bias)) else { continue };
