@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use uncopy_attach::{Report, Session, Targets, resolve};
 
 const DEFAULT_DURATION: Duration = Duration::from_secs(10);
-/// Samples per second by default. A thousand tell a share to within 1 point after ten seconds.
-const DEFAULT_FREQUENCY: u32 = 1000;
+/// Samples per second by default, which tell a share to within 1 point after ten seconds. A prime, so that
+/// samples do not keep step with timers.
+const DEFAULT_FREQUENCY: u32 = 997;
 /// Interval between updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between checks whether the processes still run.
