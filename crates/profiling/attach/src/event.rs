@@ -52,7 +52,7 @@ pub enum Scope {
     Own,
     /// Thread with this id.
     Thread(u32),
-    /// Every thread.
+    /// Every thread of the machine.
     Machine,
 }
 

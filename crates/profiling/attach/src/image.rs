@@ -65,7 +65,7 @@ pub struct Tables {
     index: Vec<(u64, usize)>,
 }
 
-/// What an unwind table says of an address.
+/// Result of looking up an address in an unwind table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// No entry covers the address.

@@ -3,7 +3,6 @@
 use crate::image::{Found, Tables};
 use crate::maps::{FileId, Mapping};
 use crate::target;
-use crate::walk::Frame;
 use rustc_hash::FxHashMap;
 use std::fs::File;
 use std::rc::Rc;
@@ -14,11 +13,19 @@ use uncopy_unwind::tables::Context;
 pub struct ImageId(u32);
 
 impl ImageId {
-    /// The kernel.
+    /// Code of the kernel.
     pub const KERNEL: Self = Self(0);
     /// Memory that no file is behind, or whose file cannot be read. Addresses are the process's own.
     pub const UNKNOWN: Self = Self(1);
     const FIRST_FILE: u32 = 2;
+}
+
+/// Code location: an address in the address space of an image, or of the process where there is no image. In
+/// a caller's frame it is the last byte of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Frame {
+    pub image: ImageId,
+    pub address: u64,
 }
 
 /// An image that has been read.

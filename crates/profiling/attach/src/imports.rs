@@ -103,7 +103,7 @@ impl Imports {
         if let [0xFF, 0x15, rest @ ..] = code {
             return self.slot(return_address.checked_add_signed(displacement(rest))?);
         }
-        // call function@plt.
+        // A call of the stub in the procedure linkage table.
         let [_, 0xE8, rest @ ..] = code else { return None };
         let entry = return_address.checked_add_signed(displacement(rest))?;
         let stub: [u8; 16] = read_code(file, tables, entry)?;
@@ -130,9 +130,9 @@ pub fn read_code<const LEN: usize>(file: &File, tables: &Tables, address: u64) -
 /// String instruction at the place of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StringInstruction {
-    /// `rep movs`: copies.
+    /// `rep movs`, which copies.
     Copy,
-    /// `rep stos`: fills.
+    /// `rep stos`, which fills memory.
     Fill,
 }
 

@@ -23,6 +23,7 @@ mod bounded;
 mod classes;
 mod copies;
 mod event;
+mod function;
 mod go;
 mod image;
 mod images;

@@ -27,7 +27,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Sums a profile.
+    /// Sums a profile and judges it.
     #[must_use]
     pub fn new(profile: &'a Profile) -> Self {
         let total = Summary::of(&profile.processes);
@@ -35,7 +35,7 @@ impl<'a> Report<'a> {
         Self { profile, total, verdict }
     }
 
-    /// Number of samples.
+    /// Number of samples of all processes.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.total.samples

@@ -36,12 +36,12 @@ const TRACK_BYTES: usize = 128 << 10;
 /// Longest interval between two reads of the rings.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is sampled.
+/// Processes that are sampled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
     /// These processes, and those that they create.
     Processes(Vec<u32>),
-    /// Every process.
+    /// Every process of the machine.
     Machine,
 }
 

@@ -4,12 +4,12 @@
 //! session itself costs little.
 
 use crate::event::KernelTime;
-use crate::images::{ImageId, Images, MAX_ANCESTORS};
+use crate::images::{Frame, ImageId, Images, MAX_ANCESTORS};
 use crate::maps::{AddressSpace, Mapping};
 use crate::permission::Refusal;
 use crate::sampler::{Change, Sampler, Targets};
 use crate::target;
-use crate::walk::{Frame, Registers, Stack, Unwinder};
+use crate::walk::{Registers, Stack, Unwinder};
 use linux_perf_event_reader::{CpuMode, RawData, SampleRecord};
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
@@ -102,14 +102,14 @@ pub struct Samples {
     pub images: Images,
     pub losses: Losses,
     unwinder: Unwinder,
-    /// Time spent unwinding.
+    /// Time that unwinding has taken.
     unwind_time: Duration,
     frames: Vec<Frame>,
     /// State of the generator that chooses which registers to keep.
     random: u32,
 }
 
-/// Sampling in progress.
+/// Sampling of processes, in progress.
 pub struct Session {
     sampler: Sampler,
     started: Instant,
@@ -164,7 +164,7 @@ impl Session {
         self.pids.is_empty() || self.pids.iter().any(exists) || self.samples.processes.keys().any(exists)
     }
 
-    /// Reads the rings.
+    /// Reads the rings of all processors.
     pub fn collect(&mut self) {
         self.read(false);
     }
@@ -192,7 +192,7 @@ impl Session {
         }
     }
 
-    /// Ends the session.
+    /// Ends the session and reads the rest.
     pub fn end(mut self) -> Ended {
         let seconds = self.started.elapsed().as_secs_f64();
         self.read(true);
