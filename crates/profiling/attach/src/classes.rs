@@ -381,16 +381,43 @@ pub fn is_output(system_call: &str) -> bool {
         .contains(&system_call)
 }
 
+/// Functions that entry points of system calls jump to, so that these are not on the stack.
+const INNER_FUNCTIONS: [(&str, &str); 24] = [
+    ("ksys_read", "read"),
+    ("ksys_write", "write"),
+    ("ksys_pread64", "pread64"),
+    ("ksys_pwrite64", "pwrite64"),
+    ("do_readv", "readv"),
+    ("do_writev", "writev"),
+    ("do_preadv", "preadv"),
+    ("do_pwritev", "pwritev"),
+    ("__sys_recvfrom", "recvfrom"),
+    ("__sys_recvmsg", "recvmsg"),
+    ("__sys_recvmmsg", "recvmmsg"),
+    ("__sys_sendto", "sendto"),
+    ("__sys_sendmsg", "sendmsg"),
+    ("__sys_sendmmsg", "sendmmsg"),
+    ("do_sendfile", "sendfile"),
+    ("do_splice", "splice"),
+    ("do_tee", "tee"),
+    ("ksys_mmap_pgoff", "mmap"),
+    ("vm_mmap_pgoff", "mmap"),
+    ("__vm_munmap", "munmap"),
+    ("do_madvise", "madvise"),
+    ("do_mprotect_pkey", "mprotect"),
+    ("do_fsync", "fsync"),
+    ("ksys_sync_file_range", "sync_file_range"),
+];
+
 /// Returns the system call of a kernel stack, from the names of its functions.
 pub fn system_call<'a>(names: &[&'a str]) -> Option<&'a str> {
-    names.iter().find_map(|name| {
-        let call = ["__x64_sys_", "__do_sys_", "__se_sys_", "__ia32_sys_"]
+    // The entry point is outermost.
+    names.iter().rev().find_map(|name| {
+        let is_inner = |(inner, call): &(&str, &'static str)| (inner == name).then_some(*call);
+        let entry = ["__x64_sys_", "__do_sys_", "__se_sys_", "__ia32_sys_"]
             .iter()
-            .find_map(|prefix| name.strip_prefix(prefix))?;
-        Some(match call {
-            "newfstatat" => "stat",
-            other => other,
-        })
+            .find_map(|prefix| name.strip_prefix(prefix));
+        entry.or_else(|| INNER_FUNCTIONS.iter().find_map(is_inner))
     })
 }
 
@@ -459,6 +486,11 @@ mod tests {
         assert_eq!(of_kernel_stack(&fault[1..], None), Class::PageFault);
         assert_eq!(of_kernel_stack(&["unmap_page_range"], Some("munmap")), Class::Allocator);
         assert_eq!(of_kernel_stack(&["copy_page", "do_wp_page", "handle_mm_fault"], None), Class::PageFault);
+        let inner =
+            ["_copy_from_iter", "tcp_sendmsg_locked", "__sys_sendto", "__x64_sys_sendto", "do_syscall_64"];
+        assert_eq!(system_call(&inner), Some("sendto"));
+        assert_eq!(system_call(&["vfs_read", "ksys_read", "do_syscall_64"]), Some("read"));
+        assert_eq!(system_call(&["handle_mm_fault", "exc_page_fault"]), None);
         assert_eq!(of_kernel_stack(&["schedule"], Some("poll")), Class::Kernel);
         assert_eq!(of_kernel_stack(&[], None), Class::Kernel);
     }

@@ -167,10 +167,10 @@ fn classify_kernel(stack: &mut NamedStack) {
     let names: Vec<&str> =
         stack.frames[..stack.kernel_frames].iter().filter_map(|frame| frame.function.as_deref()).collect();
     let wrapper = stack.frames.get(stack.kernel_frames).and_then(|frame| frame.function.as_deref());
-    let system_call = classes::system_call(&names).or_else(|| {
-        let is_hidden = names.is_empty();
-        wrapper.filter(|_| is_hidden).and_then(classes::system_call_of_wrapper)
-    });
+    // A program's own function of this name may also be interrupted by faults.
+    let is_hidden = names.is_empty();
+    let by_wrapper = || wrapper.filter(|_| is_hidden).and_then(classes::system_call_of_wrapper);
+    let system_call = classes::system_call(&names).or_else(by_wrapper);
     let class = classes::of_kernel_stack(&names, system_call);
     stack.system_call = system_call.map(ToOwned::to_owned);
     stack.class = class;
