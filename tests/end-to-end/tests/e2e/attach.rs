@@ -325,8 +325,7 @@ fn a_program_that_ends_is_reported() {
     let sampler = uncopy(&["profile", "--duration", "1000", "--pid", &pid]).start(&scratch, "profile");
     let _ = target.finish(LIMIT);
     // Ends soon after the program.
-    let ended = wait_until("the end of the report", || sampler.has_ended().then_some(()));
-    let () = ended;
+    wait_until("the end of the report", || sampler.has_ended().then_some(()));
     let done = sampler.finish(LIMIT).expect_success();
     assert!(done.text().contains("verdict: "), "{}", done.text());
 }
