@@ -51,7 +51,8 @@ impl<'a> Report<'a> {
         let mut notes = Vec::new();
         if !profile.has_kernel_time {
             notes.push(
-                "time in the kernel was not sampled: kernel.perf_event_paranoid leaves it to root and CAP_PERFMON"
+                "shares are of the time outside of the kernel: kernel.perf_event_paranoid leaves the rest to root and \
+                 CAP_PERFMON"
                     .to_owned(),
             );
         } else if !profile.has_kernel_symbols && self.total.share(&[Class::Kernel]) > 0.0 {
