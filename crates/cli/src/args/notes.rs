@@ -90,7 +90,9 @@ Examples:
   uncopy profile --duration 10 -o set.json -- ./server
       Record ten seconds; the server goes on running.
   uncopy profile --pid nginx
-      Record all processes of this name that 'uncopy run' started.
+      Record all processes of this name that 'uncopy run' started; without any, sample all of this name.
+  uncopy profile -a
+      Sample the whole machine, and list what its processes spend on copies.
   uncopy profile --duration 10 --pprof set.pb.gz -- ./server && go tool pprof -http : set.pb.gz
       Also write a file for pprof, Pyroscope or speedscope.
   uncopy report set.json --html set.html
@@ -104,6 +106,10 @@ replaced only if it is a profile. FILE of --pprof is replaced whatever it is.
 Ctrl-C, SIGINT and --duration end the recording, not CMD; other signals go to CMD. On a terminal CMD has a process \
 group of its own. If CMD reads from the terminal, it gets the terminal and Ctrl-C, and uncopy waits until CMD has \
 ended. A server that goes into the background is recorded until it or the recording ends.
+
+Processes that are not under uncopy are sampled, as are all with --json, --frequency or --folded: they are neither \
+stopped nor changed. The report shows the shares of processor time that copy memory, in the program and in the \
+kernel, a verdict, and what to type next. Needs what perf(1) needs: see 'uncopy doctor'.
 
 Exit status: CMD's own if CMD has ended; 0 if the recording ended first; 1 if nothing was recorded or OUT was not \
 written; 2 for a wrong command line; 126 and 127 as for 'uncopy run'.";

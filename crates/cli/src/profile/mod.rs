@@ -1,5 +1,5 @@
 //! `uncopy profile`: runs a program with the hooks recording, or attaches to one that runs under
-//! uncopy, and writes a profile.
+//! uncopy, and writes a profile. Processes that are not under uncopy are sampled (`attach`).
 //!
 //! While the program runs, its recordings are read some twenty times a second and replayed at once,
 //! so that memory use does not grow with the length of the recording. SIGINT and `--duration` end
@@ -9,6 +9,7 @@
 //! program that reads from the terminal is given it until the program ends: Ctrl-C then goes to the
 //! program, and this command waits for its end.
 
+mod attach;
 mod collector;
 mod directory;
 pub mod file;
@@ -84,6 +85,9 @@ pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
         Ok(wanted) => wanted,
         Err(status) => return status,
     };
+    if let Some(status) = attach::main(matches, &wanted) {
+        return status;
+    }
     let request = match request(matches, &command, &wanted) {
         Ok(request) => request,
         Err(message) => {
@@ -114,17 +118,7 @@ fn request(
     command: &[OsString],
     wanted: &[Selector],
 ) -> Result<RecordingRequest, RequestError> {
-    let duration = match matches.get_one::<OsString>(args::DURATION) {
-        None => None,
-        Some(text) => {
-            let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
-            let legal = seconds.filter(|seconds| (0.001..=MAX_DURATION_SECONDS).contains(seconds));
-            let seconds = legal.ok_or_else(|| {
-                InvalidValue::new("--duration", text, "a number of seconds from 0.001 to 1e7")
-            })?;
-            Some(Duration::from_secs_f64(seconds))
-        }
-    };
+    let duration = duration(matches)?;
     let spec = OPTIONS.iter().find(|spec| spec.flag == args::MIN_SIZE);
     let min_size = matches.get_one::<OsString>(args::MIN_SIZE);
     let given: Vec<OptionValue> = spec.zip(min_size.cloned()).into_iter().collect();
@@ -143,6 +137,16 @@ fn request(
         Some(name) => Some(file::resolve_export("--pprof", name, &out)?),
     };
     Ok(RecordingRequest { out, pprof, duration, given, min_size_bytes })
+}
+
+/// Returns the duration that the command line asks for.
+fn duration(matches: &ArgMatches) -> Result<Option<Duration>, InvalidValue> {
+    let Some(text) = matches.get_one::<OsString>(args::DURATION) else { return Ok(None) };
+    let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
+    let legal = seconds.filter(|seconds| (0.001..=MAX_DURATION_SECONDS).contains(seconds));
+    let seconds = legal
+        .ok_or_else(|| InvalidValue::new("--duration", text, "a number of seconds from 0.001 to 1e7"))?;
+    Ok(Some(Duration::from_secs_f64(seconds)))
 }
 
 /// Returns the name of a running program, or `program` if unknown.

@@ -4,6 +4,7 @@
 mod allocators;
 mod altered;
 mod asynchronous;
+mod attach;
 mod bounds;
 mod credentials;
 mod documents;
