@@ -22,8 +22,8 @@ use crate::experiments::apps::measure::start;
 use crate::kit::processes::descendants;
 use crate::kit::slices::stop_server;
 use crate::kit::{
-    Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Outcome, Plot, Process, Progress,
-    Report, Result, RunningServer, Side, Table, TemporaryDirectory, While, figures,
+    Align, CommonOptions, Comparison, Experiment, Failure, Interval, Launcher, Outcome, Plot, Process,
+    Progress, Report, Result, RunningServer, Scale, Side, Table, TemporaryDirectory, While,
     run_without_noise_reduction, seconds, size_parser,
 };
 
@@ -153,9 +153,7 @@ impl CopyShare {
             );
         }
         let findings = vec![("copy_share", rows.iter().map(Row::to_json).collect())];
-        // Nothing is compared, so there is nothing to plot.
-        let plot = Plot::over_plain("Share of processor time in copies", "", &[], figures::CPU);
-        Report { findings, versions, ..Report::new(obstacles, render(&rows), plot) }
+        Report { findings, versions, ..Report::new(obstacles, render(&rows), plot(&rows)) }
     }
 
     /// Starts a server for `point`, loads it, and samples its processes.
@@ -263,6 +261,22 @@ impl Row {
             "notes": shares.notes,
         })
     }
+}
+
+/// Plots the shares of each case by the length of its operations.
+#[expect(clippy::cast_precision_loss, reason = "lengths of bodies and values")]
+fn plot(rows: &[Row]) -> Plot {
+    let point = |row: &Row| {
+        let (share, half) = (row.shares.copies(), row.shares.half_width());
+        let interval = Interval { median: share, low: (share - half).max(0.0), high: share + half };
+        (row.case.to_owned(), row.size_bytes as f64, interval)
+    };
+    Plot::of(
+        "Share of processor time in copies",
+        ("bytes of an operation", Scale::Doubling),
+        "share of the server's processor time",
+        rows.iter().map(point),
+    )
 }
 
 fn render(rows: &[Row]) -> String {
