@@ -215,7 +215,7 @@ fn profile() -> Command {
             Arg::new(FREQUENCY)
                 .long(FREQUENCY)
                 .value_name("HZ")
-                .help("Samples per second of processor time [default: 1000]")
+                .help("Samples per second of processor time [default: 997]")
                 .conflicts_with_all([COMMAND, OUT, MIN_SIZE])
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(OsString)),

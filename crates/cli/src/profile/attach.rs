@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use uncopy_attach::{Report, Session, Targets, resolve};
 
 const DEFAULT_DURATION: Duration = Duration::from_secs(10);
-/// Samples per second by default. A thousand tell a share to within 1 point after ten seconds.
-const DEFAULT_FREQUENCY: u32 = 1000;
+/// Samples per second by default, which tell a share to within 1 point after ten seconds. A prime, so that
+/// samples do not keep step with timers.
+const DEFAULT_FREQUENCY: u32 = 997;
 /// Interval between updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between checks whether the processes still run.
@@ -193,14 +194,15 @@ fn watch(mut session: Session, duration: Duration) -> Session {
     let shows_progress = std::io::stderr().is_terminal();
     let (mut shown, mut checked) = (Instant::now(), Instant::now());
     while session.elapsed() < duration {
-        session.collect_after(duration.saturating_sub(session.elapsed()));
-        if let Some(signal) = child::next_signal(Some(Duration::ZERO)) {
+        let timeout = session.interval().min(duration.saturating_sub(session.elapsed()));
+        if let Some(signal) = child::next_signal(Some(timeout)) {
             match signal.number {
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP => break,
                 libc::SIGTSTP => child::stop(),
                 _ => {}
             }
         }
+        session.collect();
         if checked.elapsed() >= CHECK_INTERVAL {
             checked = Instant::now();
             if !session.is_any_running() {

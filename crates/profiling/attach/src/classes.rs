@@ -1,6 +1,6 @@
 //! Classes of processor time, by the names of functions.
 
-/// What a sample's time was spent on.
+/// Kind of work that a sample's time was spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
     /// Copies by the program: memcpy, memmove and their kind.
@@ -11,19 +11,19 @@ pub enum Class {
     KernelCopyOut,
     /// Memory that is set to zero or another value, by the program or the kernel.
     Zeroing,
-    /// Page faults.
+    /// Page faults, without the zeroing of pages.
     PageFault,
     /// The allocator, and system calls that map and unmap memory.
     Allocator,
     /// Encryption and its authentication codes.
     Tls,
-    /// Checksums and hashes.
+    /// Checksums and hashes of data.
     Checksum,
-    /// Compression and decompression.
+    /// Compression and decompression of data.
     Compression,
     /// Other time in the kernel.
     Kernel,
-    /// Everything else.
+    /// Code of no other class.
     Other,
 }
 
@@ -43,7 +43,7 @@ impl Class {
         Self::Other,
     ];
 
-    /// Name in JSON.
+    /// Name of the class in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Copy => "copy",

@@ -52,7 +52,7 @@ pub enum Scope {
     Own,
     /// Thread with this id.
     Thread(u32),
-    /// Every thread.
+    /// Every thread of the machine.
     Machine,
 }
 
@@ -69,17 +69,14 @@ pub enum KernelTime {
 pub enum Purpose {
     /// Samples, this many per second of processor time.
     Clock(u32, KernelTime),
-    /// Records of mappings, names, and of threads that begin and end. Threads and processes that the event's
-    /// thread creates inherit it.
+    /// Records of mappings, names, and of new threads and processes.
     Track,
-    /// Owner of a ring for others' records. Its readers are woken once the ring has this many bytes.
-    Ring(u32),
+    /// Owner of a ring for others' records.
+    Ring,
 }
 
-/// Opens an event on one processor, which counts from now on.
-///
-/// Clocks are not inherited: in Linux 6.18 an inherited clock takes no samples (as `perf record -e cpu-clock -p`
-/// shows with a thread that is created later).
+/// Opens an event on one processor, which counts from now on. Threads and processes that its thread creates
+/// inherit it.
 ///
 /// # Errors
 /// Those of perf_event_open(2).
@@ -104,6 +101,7 @@ pub fn open(scope: Scope, cpu: u32, purpose: Purpose) -> io::Result<OwnedFd> {
             attributes.config = u64::from(perf::PERF_COUNT_SW_CPU_CLOCK);
             attributes.__bindgen_anon_1.sample_freq = u64::from(frequency);
             attributes.set_freq(1);
+            attributes.set_inherit(u64::from(scope != Scope::Machine));
             attributes.set_exclude_idle(1);
             attributes.set_exclude_kernel(u64::from(kernel_time == KernelTime::Excluded));
         }
@@ -115,9 +113,10 @@ pub fn open(scope: Scope, cpu: u32, purpose: Purpose) -> io::Result<OwnedFd> {
             attributes.set_comm_exec(1);
             attributes.set_task(1);
         }
-        Purpose::Ring(watermark) => {
+        // Nobody waits for a ring, so no wakeup is needed before it is full.
+        Purpose::Ring => {
             attributes.set_watermark(1);
-            attributes.__bindgen_anon_2.wakeup_watermark = watermark;
+            attributes.__bindgen_anon_2.wakeup_watermark = u32::MAX;
         }
     }
     let pid = match scope {

@@ -10,8 +10,8 @@
 //! entry: start u32, offset of the name i32, …
 //! ```
 
+use crate::function::{Function, clean};
 use crate::image::Elf;
-use crate::symbols::{Function, clean};
 use object::{Object as _, ObjectSection as _};
 
 /// Magic numbers of Go 1.18 and of Go 1.20 and later.

@@ -3,6 +3,8 @@
 //! The files are hostile input. What is read of each is bounded, every offset is checked, and a file that makes
 //! no sense has no functions and no unwind tables.
 
+use crate::bounded::Bounded;
+use crate::maps::Mapping;
 use crate::target;
 use gimli::{
     BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, LittleEndian,
@@ -10,13 +12,15 @@ use gimli::{
 };
 use object::read::elf::{ElfFile64, FileHeader as _};
 use object::read::{ReadCache, ReadRef};
-use object::{Object as _, ObjectSection as _, ObjectSegment as _, elf};
+use object::{Object as _, ObjectSection as _, ObjectSegment as _, SegmentFlags, elf};
 use std::fs::File;
 use uncopy_unwind::rule::Rule;
 use uncopy_unwind::tables::{self, Context, Entry};
 
 /// Maximum bytes of an unwind table; larger ones are not used.
-const MAX_TABLE_BYTES: u64 = 256 << 20;
+const MAX_TABLE_BYTES: u64 = 128 << 20;
+/// Maximum bytes of an entry: its instructions are executed up to the address in question.
+const MAX_ENTRY_BYTES: usize = 64 << 10;
 /// Maximum entries of an index that is built here, for files without one.
 const MAX_ENTRIES: usize = 1 << 20;
 /// Maximum number of segments of a file.
@@ -25,7 +29,7 @@ const MAX_SEGMENTS: usize = 256;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 /// File in which the parser finds what it reads; each part is read once.
-pub type Elf<'a> = ElfFile64<'a, object::LittleEndian, &'a ReadCache<File>>;
+pub type Elf<'a> = ElfFile64<'a, object::LittleEndian, &'a ReadCache<Bounded>>;
 
 /// A part of a file that is loaded at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,7 @@ struct Segment {
     address: u64,
     offset: u64,
     len_bytes: u64,
+    is_executable: bool,
 }
 
 /// A section and its address in the file's own address space.
@@ -60,7 +65,7 @@ pub struct Tables {
     index: Vec<(u64, usize)>,
 }
 
-/// What an unwind table says of an address.
+/// Result of looking up an address in an unwind table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// No entry covers the address.
@@ -69,7 +74,7 @@ pub enum Found {
 }
 
 /// Parses the file's headers; accepts programs and libraries for x86-64.
-pub fn parse(cache: &ReadCache<File>) -> Option<Elf<'_>> {
+pub fn parse(cache: &ReadCache<Bounded>) -> Option<Elf<'_>> {
     let header = elf::FileHeader64::<object::LittleEndian>::parse(cache).ok()?;
     let endian = header.endian().ok()?;
     if header.e_machine(endian) != elf::EM_X86_64 {
@@ -81,7 +86,7 @@ pub fn parse(cache: &ReadCache<File>) -> Option<Elf<'_>> {
 impl Tables {
     /// Reads a file. The result is empty for a file that is not an ELF file for x86-64.
     pub fn read(file: File) -> Self {
-        let cache = ReadCache::new(file);
+        let cache = ReadCache::new(Bounded::new(file));
         parse(&cache).map(|file| Self::from_elf(&file)).unwrap_or_default()
     }
 
@@ -97,7 +102,9 @@ impl Tables {
     fn from_elf<'a, R: ReadRef<'a>>(file: &ElfFile64<'a, object::LittleEndian, R>) -> Self {
         let segments = file.segments().take(MAX_SEGMENTS).map(|segment| {
             let (offset, len_bytes) = segment.file_range();
-            Segment { address: segment.address(), offset, len_bytes }
+            let is_executable =
+                matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
+            Segment { address: segment.address(), offset, len_bytes, is_executable }
         });
         let read = |name| {
             let section = file.section_by_name(name)?;
@@ -124,6 +131,18 @@ impl Tables {
             let skip = file_offset.checked_sub(segment.offset)?;
             (skip < segment.len_bytes).then(|| segment.address.checked_add(skip))?
         })
+    }
+
+    /// Returns the difference between a process's addresses and those of the file, from an executable mapping of
+    /// the file. The mapping begins at a page, maybe before its segment and in bytes of another.
+    pub fn bias(&self, mapping: &Mapping) -> Option<u64> {
+        let end = mapping.offset.checked_add(mapping.end - mapping.start)?;
+        let segment = self.segments.iter().find(|segment| {
+            let segment_end = segment.offset.saturating_add(segment.len_bytes);
+            segment.is_executable && segment.offset < end && segment_end > mapping.offset
+        })?;
+        let start_in_file = segment.address.wrapping_sub(segment.offset).wrapping_add(mapping.offset);
+        Some(mapping.start.wrapping_sub(start_in_file))
     }
 
     /// Converts an address to a file offset.
@@ -186,7 +205,8 @@ impl Tables {
             }
         };
         let entry = section.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset).ok()?;
-        entry.contains(address).then_some(entry)
+        let is_small = entry.entry_len() <= MAX_ENTRY_BYTES && entry.cie().entry_len() <= MAX_ENTRY_BYTES;
+        (is_small && entry.contains(address)).then_some(entry)
     }
 
     /// Returns the range of the function that contains `address`, according to the unwind table.

@@ -3,7 +3,6 @@
 use crate::image::{Found, Tables};
 use crate::maps::{FileId, Mapping};
 use crate::target;
-use crate::walk::Frame;
 use rustc_hash::FxHashMap;
 use std::fs::File;
 use std::rc::Rc;
@@ -14,11 +13,19 @@ use uncopy_unwind::tables::Context;
 pub struct ImageId(u32);
 
 impl ImageId {
-    /// The kernel.
+    /// Code of the kernel.
     pub const KERNEL: Self = Self(0);
     /// Memory that no file is behind, or whose file cannot be read. Addresses are the process's own.
     pub const UNKNOWN: Self = Self(1);
     const FIRST_FILE: u32 = 2;
+}
+
+/// Code location: an address in the address space of an image, or of the process where there is no image. In
+/// a caller's frame it is the last byte of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Frame {
+    pub image: ImageId,
+    pub address: u64,
 }
 
 /// An image that has been read.
@@ -35,17 +42,24 @@ pub struct Image {
 pub struct Images {
     list: Vec<Image>,
     ids: FxHashMap<(FileId, Rc<[u8]>), ImageId>,
-    /// Process whose mapping is being looked up.
-    pid: u32,
+    /// Processes that have the mapping that is being looked up.
+    pids: [u32; MAX_ANCESTORS],
+    /// Failed attempts to open a file.
+    failures: FxHashMap<FileId, u32>,
 }
+
+/// Processes through which a file is opened: one with the mapping, and those that it inherited it from.
+pub const MAX_ANCESTORS: usize = 4;
+/// Attempts to open a file: the process may have ended, while the next with the file lives.
+const MAX_ATTEMPTS: u32 = 8;
 
 /// Maximum number of images; code of further files is unknown.
 const MAX_IMAGES: usize = 4096;
 
 impl Images {
-    /// Sets the process whose mappings are looked up next.
-    pub fn set_process(&mut self, pid: u32) {
-        self.pid = pid;
+    /// Sets the processes whose mappings are looked up next.
+    pub fn set_processes(&mut self, pids: [u32; MAX_ANCESTORS]) {
+        self.pids = pids;
     }
 
     /// Returns the image of a mapping, and reads it on first use.
@@ -64,7 +78,8 @@ impl Images {
         let image = if is_vdso {
             Some(Image { name: mapping.name.clone(), tables: Tables::read_vdso(), file: None })
         } else {
-            target::open_mapped(self.pid, mapping).and_then(|file| {
+            let opened = self.pids.iter().find_map(|pid| target::open_mapped(*pid, mapping));
+            opened.and_then(|file| {
                 let tables = Tables::read(file.try_clone().ok()?);
                 Some(Image { name: mapping.name.clone(), tables, file: Some(file) })
             })
@@ -75,7 +90,14 @@ impl Images {
                 u32::try_from(self.list.len() - 1)
                     .map_or(ImageId::UNKNOWN, |at| ImageId(at + ImageId::FIRST_FILE))
             }
-            None => ImageId::UNKNOWN,
+            None => {
+                let failures = self.failures.entry(mapping.file).or_default();
+                *failures += 1;
+                if *failures < MAX_ATTEMPTS {
+                    return ImageId::UNKNOWN;
+                }
+                ImageId::UNKNOWN
+            }
         };
         self.ids.insert(key, id);
         id

@@ -12,6 +12,7 @@
 //! Both ends are used: the word in the slot is a function's start, and a call through the slot from which a
 //! sample came names the function of the sample.
 
+use crate::bounded::Bounded;
 use crate::image::{self, Elf, Tables};
 use object::read::ReadCache;
 use object::{
@@ -23,6 +24,9 @@ use std::os::unix::fs::FileExt as _;
 
 /// Maximum relocations of a file that are read.
 const MAX_RELOCATIONS: usize = 1 << 22;
+
+/// Maximum slots that are kept of a file; compilers make a few for each name.
+const MAX_SLOTS: usize = 1024;
 
 /// Functions that a stripped library may hide.
 const NAMES: [&str; 12] = [
@@ -50,7 +54,7 @@ impl Imports {
     /// Reads the relocations of a file.
     pub fn read(file: &File) -> Self {
         let Ok(copy) = file.try_clone() else { return Self::default() };
-        let cache = ReadCache::new(copy);
+        let cache = ReadCache::new(Bounded::new(copy));
         image::parse(&cache).and_then(|elf| Self::from_elf(&elf)).unwrap_or_default()
     }
 
@@ -73,7 +77,9 @@ impl Imports {
                 (elf::R_X86_64_IRELATIVE, _) => resolvers.get(&relocation.addend().cast_unsigned()).copied(),
                 _ => None,
             };
-            if let Some(name) = name {
+            if let Some(name) = name
+                && slots.len() < MAX_SLOTS
+            {
                 slots.insert(slot, name);
             }
         }
@@ -97,7 +103,7 @@ impl Imports {
         if let [0xFF, 0x15, rest @ ..] = code {
             return self.slot(return_address.checked_add_signed(displacement(rest))?);
         }
-        // call function@plt.
+        // A call of the stub in the procedure linkage table.
         let [_, 0xE8, rest @ ..] = code else { return None };
         let entry = return_address.checked_add_signed(displacement(rest))?;
         let stub: [u8; 16] = read_code(file, tables, entry)?;
@@ -124,9 +130,9 @@ pub fn read_code<const LEN: usize>(file: &File, tables: &Tables, address: u64) -
 /// String instruction at the place of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StringInstruction {
-    /// `rep movs`: copies.
+    /// `rep movs`, which copies.
     Copy,
-    /// `rep stos`: fills.
+    /// `rep stos`, which fills memory.
     Fill,
 }
 
@@ -172,11 +178,10 @@ mod tests {
         let mapping = space.find(here).expect("mapped");
         let program = File::open("/proc/self/exe").expect("a program");
         let tables = Tables::read(program.try_clone().expect("a copy"));
-        let bias = mapping.start - tables.address(mapping.offset).expect("loaded");
+        let bias = tables.bias(mapping).expect("loaded");
         let leads_to_libc = |slot: u64| {
-            let target = memory.word(slot + bias).expect("mapped");
-            let found = space.find(target).unwrap_or_else(|| panic!("{slot:#x} leads to {target:#x}"));
-            found.name.windows(5).any(|part| part == b"libc.")
+            let target = memory.word(slot + bias).and_then(|target| space.find(target));
+            target.is_some_and(|target| target.name.windows(5).any(|part| part == b"libc."))
         };
         // Other slots may not be resolved yet.
         assert!(Imports::read(&program).slots().any(|(slot, _)| leads_to_libc(slot)));

@@ -4,7 +4,8 @@
 //! fields of its classes. The stubs' addresses are static fields of `StubRoutines`, whose values are read from the
 //! process's memory, which needs nothing of the process.
 
-use crate::image::{self, Tables};
+use crate::bounded::Bounded;
+use crate::image;
 use crate::maps::AddressSpace;
 use crate::target::Memory;
 use object::read::ReadCache;
@@ -58,7 +59,7 @@ pub fn stubs(libjvm: &File, bias: u64, memory: &Memory, space: &AddressSpace) ->
 /// Returns the addresses of the variables that point to the tables.
 fn table_variables(libjvm: &File) -> Vec<u64> {
     let Ok(copy) = libjvm.try_clone() else { return Vec::new() };
-    let cache = ReadCache::new(copy);
+    let cache = ReadCache::new(Bounded::new(copy));
     let Some(elf) = image::parse(&cache) else { return Vec::new() };
     let is_table = |name: &[u8]| TABLES.contains(&name);
     elf.dynamic_symbols()
@@ -79,9 +80,4 @@ fn name_at(memory: &Memory, address: u64) -> Option<String> {
         }
     }
     None
-}
-
-/// Returns the difference between addresses in a process and in the file of a mapping.
-pub fn bias(tables: &Tables, start: u64, offset: u64) -> Option<u64> {
-    Some(start.wrapping_sub(tables.address(offset)?))
 }

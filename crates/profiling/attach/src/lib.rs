@@ -19,9 +19,11 @@
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "tests use small numbers"))]
 
+mod bounded;
 mod classes;
 mod copies;
 mod event;
+mod function;
 mod go;
 mod image;
 mod images;

@@ -18,7 +18,7 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// An executable mapping.
+/// An executable mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     pub start: u64,
@@ -77,7 +77,7 @@ impl AddressSpace {
         self.mappings[..after].last().filter(|mapping| address < mapping.end)
     }
 
-    /// Returns all mappings.
+    /// Returns all mappings, sorted.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }

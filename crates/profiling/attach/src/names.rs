@@ -1,14 +1,13 @@
 //! Names of all frames of a session's samples.
 
+use crate::function::Function;
 use crate::image::FunctionRange;
-use crate::images::{ImageId, Images};
+use crate::images::{Frame, ImageId, Images};
 use crate::imports::Imports;
 use crate::jvm;
-use crate::resolve::base_name;
 use crate::session::{Process, Samples};
-use crate::symbols::{CompiledCode, Function, KernelSymbols, functions_of_file};
+use crate::symbols::{CompiledCode, KernelSymbols, functions_of_file};
 use crate::target::{self, Memory};
-use crate::walk::Frame;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -88,7 +87,7 @@ impl Names {
             names.enter_file(*image, addresses, &samples.images, &inferred);
         }
         for (pid, process) in &samples.processes {
-            names.enter_compiled(*pid, process, &samples.images);
+            names.enter_compiled(*pid, process);
         }
         names
     }
@@ -105,7 +104,7 @@ impl Names {
 
     fn enter_file(&mut self, id: ImageId, addresses: &BTreeSet<u64>, images: &Images, inferred: &Inferred) {
         let Some(image) = images.get(id) else { return };
-        let file = target::clean_name(base_name(&image.name));
+        let file = target::clean_name(target::base_name(&image.name));
         for address in addresses {
             let frame = Frame { image: id, address: *address };
             if self.shared.contains_key(&frame) {
@@ -119,7 +118,7 @@ impl Names {
     }
 
     /// Names code without a file: of just-in-time compilers.
-    fn enter_compiled(&mut self, pid: u32, process: &Process, images: &Images) {
+    fn enter_compiled(&mut self, pid: u32, process: &Process) {
         let addresses: BTreeSet<u64> = process
             .stacks
             .keys()
@@ -131,10 +130,12 @@ impl Names {
             return;
         }
         let mut code = target::read_perf_map(pid).map(|text| CompiledCode::parse(&text)).unwrap_or_default();
-        code.add_starts(jvm_stubs(pid, process, images), jvm::MAX_STUB_BYTES);
+        code.add_starts(jvm_stubs(pid, process), jvm::MAX_STUB_BYTES);
         for address in addresses {
-            let file =
-                process.space().and_then(|space| space.find(address)).map(|found| base_name(&found.name));
+            let file = process
+                .space()
+                .and_then(|space| space.find(address))
+                .map(|found| target::base_name(&found.name));
             let file = target::clean_name(file.unwrap_or_default());
             let function = code.function(address).map(|found| found.name);
             self.own.insert((pid, address), Rc::new(NamedFrame { function, start: None, file }));
@@ -143,17 +144,16 @@ impl Names {
 }
 
 /// Returns the stubs of a Java virtual machine, if the process is one.
-fn jvm_stubs(pid: u32, process: &Process, images: &Images) -> Vec<(u64, String)> {
+fn jvm_stubs(pid: u32, process: &Process) -> Vec<(u64, String)> {
     let Some(space) = process.space() else { return Vec::new() };
-    let libjvm = space.mappings().iter().find(|mapping| base_name(&mapping.name) == b"libjvm.so");
+    let libjvm = space.mappings().iter().find(|mapping| target::base_name(&mapping.name) == b"libjvm.so");
     let found = || {
         let mapping = libjvm?;
         let file = target::open_mapped(pid, mapping)?;
         let tables = crate::image::Tables::read(file.try_clone().ok()?);
-        let bias = jvm::bias(&tables, mapping.start, mapping.offset)?;
+        let bias = tables.bias(mapping)?;
         Some(jvm::stubs(&file, bias, &Memory::open(pid).ok()?, space))
     };
-    let _ = images;
     found().unwrap_or_default()
 }
 
@@ -166,7 +166,7 @@ fn infer(samples: &Samples, addresses: &mut BTreeMap<ImageId, BTreeSet<u64>>, na
         let Some(image) = samples.images.get(*id) else { continue };
         let Some(file) = &image.file else { continue };
         let sorted: Vec<u64> = addresses.iter().copied().collect();
-        let base = target::clean_name(base_name(&image.name));
+        let base = target::clean_name(target::base_name(&image.name));
         for (address, found) in sorted.iter().zip(functions_of_file(file, &sorted)) {
             if let Some(Function { name, start }) = found {
                 let named = NamedFrame { function: Some(name), start: Some(start), file: base.clone() };
@@ -240,10 +240,7 @@ impl CallerNames<'_> {
         for mapping in space.mappings() {
             let Some(id) = images.known(mapping) else { continue };
             let Some(image) = images.get(id) else { continue };
-            let Some(bias) = image.tables.address(mapping.offset).map(|at| mapping.start.wrapping_sub(at))
-            else {
-                continue;
-            };
+            let Some(bias) = image.tables.bias(mapping) else { continue };
             let slots: Vec<_> = self.imports(id).slots().collect();
             for (slot, name) in slots {
                 let Some(start) = memory.word(slot.wrapping_add(bias)) else { continue };

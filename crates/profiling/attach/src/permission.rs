@@ -23,7 +23,7 @@ const WITHOUT_KERNEL: i32 = 2;
 /// Level from which nothing is allowed, on kernels with Debian's patch.
 const WITHOUT_ANYTHING: i32 = 3;
 
-/// What this user may sample.
+/// Facts that decide which processes this user may sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
     /// Value of `kernel.perf_event_paranoid`; `None` if the kernel has no perf_event_open(2).

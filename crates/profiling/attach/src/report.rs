@@ -27,7 +27,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Sums a profile.
+    /// Sums a profile and judges it.
     #[must_use]
     pub fn new(profile: &'a Profile) -> Self {
         let total = Summary::of(&profile.processes);
@@ -35,7 +35,7 @@ impl<'a> Report<'a> {
         Self { profile, total, verdict }
     }
 
-    /// Number of samples.
+    /// Number of samples of all processes.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.total.samples
@@ -65,12 +65,6 @@ impl<'a> Report<'a> {
         }
         if losses.throttled > 0 {
             notes.push(format!("the kernel sampled less often than asked, {} times", losses.throttled));
-        }
-        if losses.missed_threads > 0 {
-            notes.push(format!(
-                "{} threads were not sampled: too many open files; raise the limit (ulimit -n)",
-                losses.missed_threads
-            ));
         }
         if losses.cut > 0 {
             notes.push(format!("{} stacks have only their innermost function", losses.cut));

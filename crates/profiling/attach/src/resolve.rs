@@ -3,11 +3,10 @@
 use crate::classes::{self, Class};
 use crate::copies::{CopyInProgress, copy_in_progress};
 use crate::event::KernelTime;
-use crate::images::ImageId;
+use crate::images::{Frame, ImageId};
 use crate::imports::{StringInstruction, string_instruction};
 use crate::names::{NamedFrame, Names};
 use crate::session::{Ended, Losses, Process, Samples, StackSamples};
-use crate::walk::Frame;
 use std::rc::Rc;
 
 /// Result of a session, with names.
@@ -23,7 +22,7 @@ pub struct Profile {
     pub has_kernel_time: bool,
     /// Whether the kernel's functions have names.
     pub has_kernel_symbols: bool,
-    /// What was not counted.
+    /// Samples that were not counted.
     pub losses: Losses,
 }
 
@@ -44,7 +43,7 @@ pub struct ProcessProfile {
 /// Samples of one stack.
 #[derive(Clone, Debug)]
 pub struct NamedStack {
-    /// Frames, innermost first.
+    /// Frames of the stack, innermost first.
     pub frames: Vec<Rc<NamedFrame>>,
     /// Number of the leading frames that are in the kernel.
     pub kernel_frames: usize,
@@ -105,7 +104,7 @@ fn named_process(pid: u32, process: &Process, samples: &Samples, names: &Names) 
         .iter()
         .flat_map(|space| space.mappings())
         .filter(|mapping| mapping.name.starts_with(b"/"))
-        .map(|mapping| crate::target::clean_name(base_name(&mapping.name)))
+        .map(|mapping| crate::target::clean_name(crate::target::base_name(&mapping.name)))
         .collect();
     files.sort();
     files.dedup();
@@ -117,11 +116,6 @@ fn named_process(pid: u32, process: &Process, samples: &Samples, names: &Names) 
         stacks,
         files,
     }
-}
-
-/// Returns the last component of a path.
-pub fn base_name(path: &[u8]) -> &[u8] {
-    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
 fn named_stack(
@@ -185,4 +179,47 @@ fn classify_kernel(stack: &mut NamedStack) {
 /// Whether a file is the GNU C library, by its name.
 pub fn is_glibc(file: &str) -> bool {
     file == "libc.so.6" || file.starts_with("libc-2.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::stack;
+
+    /// A stack with this many frames in the kernel; functions named `?` have no names.
+    fn kernel_stack(functions: &[&str], kernel_frames: usize) -> NamedStack {
+        let mut stack = stack(Class::Other, 1, functions);
+        stack.kernel_frames = kernel_frames;
+        for frame in &mut stack.frames {
+            let frame = Rc::make_mut(frame);
+            frame.function = frame.function.take().filter(|name| name != "?");
+        }
+        classify_kernel(&mut stack);
+        stack
+    }
+
+    #[test]
+    fn copies_of_a_kernel_with_symbols_are_told_by_direction() {
+        let read = kernel_stack(&["_copy_to_iter", "vfs_read", "__x64_sys_read", "read", "main"], 3);
+        assert_eq!((read.class, read.system_call.as_deref()), (Class::KernelCopyIn, Some("read")));
+        assert_eq!(read.caller().expect("a caller").plain_name(), "main");
+        let send = kernel_stack(&["_copy_from_iter", "tcp_sendmsg", "__x64_sys_sendto", "send", "main"], 3);
+        assert_eq!((send.class, send.system_call.as_deref()), (Class::KernelCopyOut, Some("sendto")));
+    }
+
+    #[test]
+    fn a_kernel_without_symbols_is_told_by_the_function_that_calls_it() {
+        let read = kernel_stack(&["?", "?", "__libc_read", "main"], 2);
+        assert_eq!((read.class, read.system_call.as_deref()), (Class::Kernel, Some("read")));
+        let unmap = kernel_stack(&["?", "__munmap", "free"], 1);
+        assert_eq!((unmap.class, unmap.system_call.as_deref()), (Class::Allocator, Some("munmap")));
+        let fault = kernel_stack(&["?", "store", "main"], 1);
+        assert_eq!((fault.class, fault.system_call), (Class::Kernel, None));
+    }
+
+    #[test]
+    fn the_c_library_is_known_by_its_file() {
+        assert!(is_glibc("libc.so.6") && is_glibc("libc-2.31.so"));
+        assert!(!is_glibc("libc.so") && !is_glibc("libcrypto.so.3") && !is_glibc("ld-musl-x86_64.so.1"));
+    }
 }

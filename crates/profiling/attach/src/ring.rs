@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, ptr, slice};
 
 /// Bytes of the header of a record: type, flags, size.
-const HEADER_BYTES: u64 = 8;
+const HEADER_BYTES: u64 = size_of::<u64>() as u64;
 /// Smallest size of a ring that is tried, bytes. Users without CAP_IPC_LOCK may map
 /// `kernel.perf_event_mlock_kb` for each processor, by default 512 KiB and a page.
 const MIN_BYTES: usize = 64 << 10;
@@ -113,7 +113,7 @@ impl Ring {
         let mut at = from;
         while head - at >= HEADER_BYTES {
             let mut header = self.bytes(at, at + HEADER_BYTES);
-            let mut bytes = [0; HEADER_BYTES as usize];
+            let mut bytes = [0; size_of::<u64>()];
             if header.read_exact(&mut bytes).is_err() {
                 break;
             }

@@ -7,8 +7,8 @@
 //!               tracker → track 0            tracker → track 1    threads that begin or end, mappings, names
 //! ```
 //!
-//! Threads that a sampled thread creates inherit its trackers, whose records wake this process, which then opens
-//! clocks for them. Until then they are not sampled.
+//! Threads and processes that a sampled thread creates inherit both. The kernel allows that only for events bound
+//! to one processor.
 
 use crate::event::{self, KernelTime, Purpose, Scope};
 use crate::maps::{FileId, Mapping};
@@ -19,8 +19,7 @@ use linux_perf_event_reader::{
     BranchSampleFormat, CpuMode, Endianness, EventRecord, Mmap2FileId, Mmap2Record, ReadFormat,
     RecordIdParseInfo, RecordParseInfo, SampleFormat, SampleRecord,
 };
-use rustc_hash::FxHashMap;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -37,12 +36,12 @@ const TRACK_BYTES: usize = 128 << 10;
 /// Longest interval between two reads of the rings.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is sampled.
+/// Processes that are sampled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
     /// These processes, and those that they create.
     Processes(Vec<u32>),
-    /// Every process.
+    /// Every process of the machine.
     Machine,
 }
 
@@ -64,9 +63,6 @@ pub enum Change {
         name: String,
         is_exec: bool,
     },
-    Ended {
-        tid: u32,
-    },
     /// Records that found no room in a ring.
     Lost(u64),
     Throttled,
@@ -80,15 +76,12 @@ pub struct Sampler {
     /// Rings of samples and of trackers' records, one each for every processor, with the events that own them.
     rings: Vec<(Ring, OwnedFd)>,
     tracks: Vec<(Ring, OwnedFd)>,
-    /// Events of each thread.
-    threads: FxHashMap<u32, Vec<OwnedFd>>,
-    /// Events of the whole machine.
-    machine: Vec<OwnedFd>,
+    events: Vec<OwnedFd>,
+    /// Changes that were read while events were opened.
+    early: Vec<(u64, Change)>,
     info: RecordParseInfo,
     /// Time of the last reading of changes.
     changes_ns: u64,
-    /// Threads that could not be sampled, because there are too many.
-    pub missed_threads: u64,
 }
 
 impl Sampler {
@@ -103,23 +96,18 @@ impl Sampler {
             kernel_time: permission::kernel_time(),
             rings: Vec::new(),
             tracks: Vec::new(),
-            threads: FxHashMap::default(),
-            machine: Vec::new(),
+            events: Vec::new(),
+            early: Vec::new(),
             info: record_format(),
             changes_ns: 0,
-            missed_threads: 0,
         };
         match targets {
             Targets::Machine => {
-                // No process is opened on its own, so nobody waits for trackers' records.
-                sampler.open_rings(u32::MAX).map_err(Refusal::machine)?;
-                for purpose in [Purpose::Track, Purpose::Clock(frequency, sampler.kernel_time)] {
-                    let events = sampler.events(Scope::Machine, purpose).map_err(Refusal::machine)?;
-                    sampler.machine.extend(events);
-                }
+                sampler.open_rings().map_err(Refusal::machine)?;
+                sampler.add(Scope::Machine).map_err(Refusal::machine)?;
             }
             Targets::Processes(pids) => {
-                sampler.open_rings(1).map_err(|error| Refusal::new_for(pids.first().copied(), error))?;
+                sampler.open_rings().map_err(|error| Refusal::new_for(pids.first().copied(), error))?;
                 for pid in pids {
                     sampler.add_process(*pid).map_err(|error| Refusal::process(*pid, error))?;
                 }
@@ -128,13 +116,11 @@ impl Sampler {
         Ok(sampler)
     }
 
-    fn open_rings(&mut self, track_watermark: u32) -> io::Result<()> {
+    fn open_rings(&mut self) -> io::Result<()> {
         let max_bytes = MAX_RINGS_BYTES / self.processors.len().max(1);
         for cpu in &self.processors {
-            for (rings, watermark, max_bytes) in
-                [(&mut self.tracks, track_watermark, TRACK_BYTES), (&mut self.rings, u32::MAX, max_bytes)]
-            {
-                let owner = event::open(Scope::Own, *cpu, Purpose::Ring(watermark))?;
+            for (rings, max_bytes) in [(&mut self.tracks, TRACK_BYTES), (&mut self.rings, max_bytes)] {
+                let owner = event::open(Scope::Own, *cpu, Purpose::Ring)?;
                 rings.push((Ring::map(&owner, max_bytes)?, owner));
             }
         }
@@ -153,50 +139,41 @@ impl Sampler {
         Ok(events)
     }
 
-    fn clocks(&self, tid: u32) -> io::Result<Vec<OwnedFd>> {
-        self.events(Scope::Thread(tid), Purpose::Clock(self.frequency, self.kernel_time))
+    /// Opens tracker and clock of a thread or of the machine. A thread that is created in between is not sampled.
+    fn add(&mut self, scope: Scope) -> io::Result<()> {
+        let mut events = self.events(scope, Purpose::Track)?;
+        events.extend(self.events(scope, Purpose::Clock(self.frequency, self.kernel_time))?);
+        self.events.extend(events);
+        Ok(())
     }
 
     /// Tracks and samples the threads of a process.
     fn add_process(&mut self, pid: u32) -> io::Result<()> {
-        // Threads that threads create before they are tracked are found by another look.
+        // Threads that others create before they are sampled are found by another look.
         const MAX_LOOKS: usize = 4;
+        let mut known = BTreeSet::new();
         for _ in 0..MAX_LOOKS {
             let mut threads = target::threads(pid)?;
-            threads.retain(|tid| !self.threads.contains_key(tid));
+            let early = self.changes();
+            // These have inherited their events.
+            known.extend(early.iter().filter_map(|(_, change)| match change {
+                Change::Created { tid, .. } => Some(*tid),
+                _ => None,
+            }));
+            self.early.extend(early);
+            threads.retain(|tid| known.insert(*tid));
             if threads.is_empty() {
                 break;
             }
             for tid in threads {
-                let opened = self.events(Scope::Thread(tid), Purpose::Track).and_then(|mut events| {
-                    events.extend(self.clocks(tid)?);
-                    Ok(events)
-                });
-                match opened {
-                    Ok(events) => {
-                        self.threads.insert(tid, events);
-                    }
+                match self.add(Scope::Thread(tid)) {
                     // The thread has ended.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) && tid != pid => {}
-                    Err(error) => return Err(error),
+                    result => result?,
                 }
             }
         }
         Ok(())
-    }
-
-    /// Opens clocks for a thread that inherited its trackers.
-    fn add_thread(&mut self, tid: u32) {
-        if self.threads.contains_key(&tid) {
-            return;
-        }
-        match self.clocks(tid) {
-            Ok(events) => {
-                self.threads.insert(tid, events);
-            }
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-            Err(_) => self.missed_threads += 1,
-        }
     }
 
     /// Interval between reads of the rings: a ring must not be full before.
@@ -208,19 +185,10 @@ impl Sampler {
         Duration::from_secs_f64(samples / f64::from(self.frequency) / 2.0).min(MAX_INTERVAL)
     }
 
-    /// Waits until a tracker has written a record, at most for `timeout`.
-    pub fn wait(&self, timeout: Duration) {
-        let mut polled: Vec<PollFd<'_>> =
-            self.tracks.iter().map(|(_, owner)| PollFd::new(owner, PollFlags::IN)).collect();
-        let timeout = Timespec::try_from(timeout).ok();
-        // On failure, as by a signal, the rings are read early.
-        let _ = rustix::event::poll(&mut polled, timeout.as_ref());
-    }
-
-    /// Returns the changes since the last call, in the order of their time stamps, and samples new threads.
+    /// Returns the changes since the last call, in the order of their time stamps.
     pub fn changes(&mut self) -> Vec<(u64, Change)> {
         self.changes_ns = now_ns();
-        let mut changes = Vec::new();
+        let mut changes = std::mem::take(&mut self.early);
         let info = self.info;
         for (ring, _) in &mut self.tracks {
             ring.consume(&info, |record| {
@@ -233,15 +201,6 @@ impl Sampler {
             });
         }
         changes.sort_by_key(|(time_ns, _)| *time_ns);
-        if self.machine.is_empty() {
-            for (_, change) in &changes {
-                match change {
-                    Change::Created { tid, .. } => self.add_thread(*tid),
-                    Change::Ended { tid } => drop(self.threads.remove(tid)),
-                    _ => {}
-                }
-            }
-        }
         changes
     }
 
@@ -279,7 +238,6 @@ fn change(record: &EventRecord<'_>) -> Option<Change> {
         EventRecord::Fork(fork) => {
             Change::Created { pid: id(fork.pid), parent: id(fork.ppid), tid: id(fork.tid) }
         }
-        EventRecord::Exit(exit) => Change::Ended { tid: id(exit.tid) },
         // Threads have names too; that of the first is the process's.
         EventRecord::Comm(named) if named.pid == named.tid => Change::Named {
             pid: id(named.pid),

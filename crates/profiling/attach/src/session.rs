@@ -4,12 +4,12 @@
 //! session itself costs little.
 
 use crate::event::KernelTime;
-use crate::images::{ImageId, Images};
+use crate::images::{Frame, ImageId, Images, MAX_ANCESTORS};
 use crate::maps::{AddressSpace, Mapping};
 use crate::permission::Refusal;
 use crate::sampler::{Change, Sampler, Targets};
 use crate::target;
-use crate::walk::{Frame, Registers, Stack, Unwinder};
+use crate::walk::{Registers, Stack, Unwinder};
 use linux_perf_event_reader::{CpuMode, RawData, SampleRecord};
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
@@ -51,6 +51,8 @@ pub struct Process {
     pub stacks: FxHashMap<Box<[Frame]>, StackSamples>,
     /// Address spaces, oldest first; a new one begins with fork and exec.
     generations: Vec<Generation>,
+    /// Process that created this one under observation.
+    parent: Option<u32>,
     /// Whether `/proc/PID/maps` has been read, or must not be, because the process began under observation.
     has_maps: bool,
 }
@@ -89,8 +91,6 @@ pub struct Losses {
     pub lost: u64,
     /// Times that the kernel sampled less often, because sampling took too long.
     pub throttled: u64,
-    /// Threads that could not be sampled, for want of descriptors.
-    pub missed_threads: u64,
     /// Stacks that were cut to bound the time of unwinding, or the number of stacks.
     pub cut: u64,
 }
@@ -102,14 +102,14 @@ pub struct Samples {
     pub images: Images,
     pub losses: Losses,
     unwinder: Unwinder,
-    /// Time spent unwinding.
+    /// Time that unwinding has taken.
     unwind_time: Duration,
     frames: Vec<Frame>,
     /// State of the generator that chooses which registers to keep.
     random: u32,
 }
 
-/// Sampling in progress.
+/// Sampling of processes, in progress.
 pub struct Session {
     sampler: Sampler,
     started: Instant,
@@ -143,31 +143,14 @@ impl Session {
         Ok(Self { sampler, started: Instant::now(), samples, pids })
     }
 
-    /// Longest interval between reads of the rings.
-    fn interval(&self) -> Duration {
+    /// Interval after which [`Session::collect`] must be called again.
+    pub fn interval(&self) -> Duration {
         self.sampler.interval()
     }
 
     /// Time since the session began.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
-    }
-
-    /// Waits for as long as [`Session::interval`], less if `timeout` is shorter, and reads the rings. Threads that
-    /// are created meanwhile are sampled at once.
-    pub fn collect_after(&mut self, timeout: Duration) {
-        let until = Instant::now() + timeout.min(self.interval());
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            self.sampler.wait(left);
-            for (time_ns, change) in self.sampler.changes() {
-                self.samples.enter_change(change, time_ns);
-            }
-        }
-        self.read(false);
     }
 
     /// Number of samples so far.
@@ -179,6 +162,11 @@ impl Session {
     pub fn is_any_running(&self) -> bool {
         let exists = |pid: &u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
         self.pids.is_empty() || self.pids.iter().any(exists) || self.samples.processes.keys().any(exists)
+    }
+
+    /// Reads the rings of all processors.
+    pub fn collect(&mut self) {
+        self.read(false);
     }
 
     fn read(&mut self, is_last: bool) {
@@ -204,11 +192,10 @@ impl Session {
         }
     }
 
-    /// Ends the session.
+    /// Ends the session and reads the rest.
     pub fn end(mut self) -> Ended {
         let seconds = self.started.elapsed().as_secs_f64();
         self.read(true);
-        self.samples.losses.missed_threads = self.sampler.missed_threads;
         Ended { samples: self.samples, seconds, kernel_time: self.sampler.kernel_time }
     }
 }
@@ -249,7 +236,7 @@ impl Samples {
             }
             Change::Lost(lost) => self.losses.lost += lost,
             Change::Throttled => self.losses.throttled += 1,
-            Change::Created { .. } | Change::Ended { .. } => {}
+            Change::Created { .. } => {}
         }
     }
 
@@ -264,6 +251,7 @@ impl Samples {
         }
         let process = self.processes.entry(pid).or_default();
         (process.name, process.command, process.has_maps) = (name, command, true);
+        process.parent = Some(parent);
         process.generations.push(Generation { from_ns: time_ns, space });
     }
 
@@ -289,12 +277,23 @@ impl Samples {
             self.losses.cut += u64::from(is_over);
             let stack = Stack::new(registers.sp, data, len_bytes);
             let began = Instant::now();
-            self.images.set_process(pid.cast_unsigned());
+            let ancestors = self.ancestors(pid.cast_unsigned());
+            self.images.set_processes(ancestors);
             self.unwinder.walk(registers, &stack, space, &mut self.images, &mut frames);
             self.unwind_time += began.elapsed();
         }
         self.count(pid.cast_unsigned(), &frames, registers);
         self.frames = frames;
+    }
+
+    /// Returns a process and those that it may have its mappings from, which may live longer.
+    fn ancestors(&self, pid: u32) -> [u32; MAX_ANCESTORS] {
+        let mut chain = [pid; MAX_ANCESTORS];
+        for at in 1..MAX_ANCESTORS {
+            let parent = self.processes.get(&chain[at - 1]).and_then(|process| process.parent);
+            chain[at] = parent.unwrap_or(chain[at - 1]);
+        }
+        chain
     }
 
     fn count(&mut self, pid: u32, frames: &[Frame], registers: Option<Registers>) {

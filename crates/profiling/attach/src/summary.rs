@@ -29,11 +29,11 @@ pub struct SystemCall {
     pub copying: u64,
 }
 
-/// Sums of samples.
+/// Sums of processes' samples.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     pub samples: u64,
-    /// Samples by class.
+    /// Numbers of samples by class.
     pub classes: BTreeMap<Class, u64>,
     /// Copies by the program of at least [`LARGE_BYTES`] that uncopy could elide, estimated from those whose sizes
     /// are known.

@@ -2,6 +2,8 @@
 //!
 //! Only the addresses that samples have are looked up, and only their names are read.
 
+use crate::bounded::Bounded;
+use crate::function::{Function, clean};
 use crate::go::GoFunctions;
 use crate::image;
 use object::read::ReadCache;
@@ -13,27 +15,19 @@ use std::path::{Path, PathBuf};
 const DEBUG_ROOT: &str = "/usr/lib/debug/.build-id";
 /// Maximum symbols of a file; further ones are ignored.
 const MAX_SYMBOLS: usize = 1 << 22;
-/// Maximum bytes of a name; the rest is cut.
-const MAX_NAME_BYTES: usize = 512;
+/// Maximum pairs of a symbol and an address that are compared.
+const MAX_COMPARISONS: usize = 1 << 26;
 /// Length of a function whose symbol has no size, at most, bytes.
 const MAX_UNSIZED_BYTES: u64 = 2048;
 /// Maximum functions of a just-in-time compiler.
 const MAX_COMPILED: usize = 1 << 20;
-
-/// Function that contains an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Function {
-    pub name: String,
-    /// Address of the function's start.
-    pub start: u64,
-}
 
 /// Returns for each address, sorted, the function in a file that contains it, if the file or its separate debug
 /// file has a symbol for it.
 pub fn functions_of_file(file: &File, addresses: &[u64]) -> Vec<Option<Function>> {
     let mut found = vec![None; addresses.len()];
     let Ok(copy) = file.try_clone() else { return found };
-    let cache = ReadCache::new(copy);
+    let cache = ReadCache::new(Bounded::new(copy));
     let Some(elf) = image::parse(&cache) else { return found };
     look_up(&elf, addresses, &mut found);
     if found.iter().any(Option::is_none)
@@ -48,7 +42,7 @@ pub fn functions_of_file(file: &File, addresses: &[u64]) -> Vec<Option<Function>
         && let Some(path) = debug_path(id)
         && let Ok(debug) = File::open(path)
     {
-        let cache = ReadCache::new(debug);
+        let cache = ReadCache::new(Bounded::new(debug));
         if let Some(debug) = image::parse(&cache).filter(|debug| debug.build_id().ok().flatten() == Some(id))
         {
             look_up(&debug, addresses, &mut found);
@@ -69,6 +63,7 @@ fn debug_path(id: &[u8]) -> Option<PathBuf> {
 fn look_up(elf: &image::Elf<'_>, addresses: &[u64], found: &mut [Option<Function>]) {
     // The best symbol of each address so far: whether its size is known, start, and name.
     let mut best: Vec<Option<(bool, u64, &[u8])>> = vec![None; addresses.len()];
+    let mut comparisons = 0;
     for symbol in elf.symbols().chain(elf.dynamic_symbols()).take(MAX_SYMBOLS) {
         if !symbol.is_definition() || symbol.kind() != SymbolKind::Text {
             continue;
@@ -79,6 +74,10 @@ fn look_up(elf: &image::Elf<'_>, addresses: &[u64], found: &mut [Option<Function
         let end = start.saturating_add(if is_sized { len_bytes } else { MAX_UNSIZED_BYTES });
         let first = addresses.partition_point(|address| *address < start);
         let covered = addresses[first..].iter().take_while(|address| **address < end).count();
+        comparisons += covered;
+        if comparisons > MAX_COMPARISONS {
+            break;
+        }
         for at in first..first + covered {
             // The innermost function; of several names the first, so that the result does not depend on luck.
             let is_better =
@@ -97,15 +96,6 @@ fn look_up(elf: &image::Elf<'_>, addresses: &[u64], found: &mut [Option<Function
             *found = Some(Function { name: clean(name), start });
         }
     }
-}
-
-/// Returns the name of a symbol as its program's author wrote it, without control characters.
-pub fn clean(name: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&name[..name.len().min(MAX_NAME_BYTES)]);
-    // A version follows in names of symbol tables.
-    let text = text.split("@@").next().unwrap_or_default();
-    let demangled = uncopy_profile::symbols::demangled(text);
-    demangled.chars().map(|character| if character.is_control() { '?' } else { character }).collect()
 }
 
 /// Functions of the kernel, sorted by address.
@@ -237,13 +227,46 @@ mod tests {
     #[test]
     fn functions_of_this_program_have_their_names() {
         let program = File::open("/proc/self/exe").expect("a program");
-        let found = functions_of_file(&program, &[0, 1, u64::MAX]);
-        assert_eq!(found, [None, None, None]);
-        let libc = File::open("/proc/self/maps").expect("not an ELF file");
-        assert_eq!(functions_of_file(&libc, &[0]), [None]);
+        let maps = crate::target::read_maps(std::process::id()).expect("own maps");
+        let space = crate::maps::AddressSpace::parse(&maps);
+        let here = functions_of_this_program_have_their_names as fn() as usize as u64;
+        let tables = image::Tables::read(program.try_clone().expect("a copy"));
+        let address = here - tables.bias(space.find(here).expect("mapped")).expect("loaded");
+        let found = functions_of_file(&program, &[0, address + 1, u64::MAX]);
+        let [None, Some(function), None] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!(function.start, address);
+        assert!(function.name.ends_with("functions_of_this_program_have_their_names"), "{function:?}");
+        let text = File::open("/proc/self/maps").expect("not an ELF file");
+        assert_eq!(functions_of_file(&text, &[0]), [None]);
     }
 
     proptest! {
+        /// Damaged files have wrong symbols, or none, within bounded time.
+        #[test]
+        fn damaged_files_do_no_harm(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..24),
+            in_headers in any::<bool>(),
+        ) {
+            use std::io::Write as _;
+            let mut bytes = image::own_vdso().expect("a vDSO");
+            let len = if in_headers { 1024 } else { bytes.len() };
+            for (place, byte) in changes {
+                let place = place.index(len);
+                bytes[place] = byte;
+            }
+            let fd = rustix::fs::memfd_create(c"symbols", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+            let mut file = File::from(fd);
+            file.write_all(&bytes).expect("written");
+            let addresses: Vec<u64> = (0..8192).step_by(32).collect();
+            prop_assert_eq!(functions_of_file(&file, &addresses).len(), addresses.len());
+            let imports = crate::imports::Imports::read(&file);
+            let tables = image::Tables::read(file.try_clone().expect("a copy"));
+            for address in addresses {
+                imports.callee(&file, &tables, address);
+                crate::imports::string_instruction(&file, &tables, address);
+            }
+        }
+
         #[test]
         fn any_text_is_read(text in prop::collection::vec(any::<u8>(), 0..400), address in any::<u64>()) {
             KernelSymbols::parse(text.clone()).name(address);

@@ -155,6 +155,11 @@ pub fn command_line(pid: u32) -> Vec<String> {
     bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(clean_name).collect()
 }
 
+/// Returns the last component of a path.
+pub fn base_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
 /// Replaces the control characters of a name.
 pub fn clean_name(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);

@@ -38,7 +38,7 @@ pub enum Kind {
     /// The program moves the rest of a buffer again and again.
     Algorithm,
     NothingToGain,
-    /// Too few samples.
+    /// There are too few samples.
     Unknown,
 }
 

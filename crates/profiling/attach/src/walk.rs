@@ -2,7 +2,7 @@
 
 use crate::event::register;
 use crate::image::Found;
-use crate::images::{ImageId, Images};
+use crate::images::{Frame, Images};
 use crate::maps::AddressSpace;
 use linux_perf_event_reader::{RawData, Regs};
 use rustc_hash::FxHashMap;
@@ -21,14 +21,6 @@ const FRAME_POINTER: Rule =
     Rule::Frame { base: Base::Bp, is_stored: false, offset: 16, bp: BpLocation::AtCfa(-16) };
 /// Rule at a function's start and throughout functions that do not use the stack.
 const NO_FRAME: Rule = Rule::Frame { base: Base::Sp, is_stored: false, offset: 8, bp: BpLocation::Same };
-
-/// Code location: an address in the address space of an image, or of the process where there is no image. In
-/// a caller's frame it is the last byte of the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Frame {
-    pub image: ImageId,
-    pub address: u64,
-}
 
 /// Registers of the interrupted user code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

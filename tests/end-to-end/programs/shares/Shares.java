@@ -35,7 +35,16 @@ public final class Shares {
     private static int end;
     private static long readAt;
     private static long sink;
+    private static long randomState = 88172645463325252L;
     private static volatile boolean isStopping;
+
+    /** A random number from 1 to 2 * mean - 1: batches of one length would repeat in step with a profiler's samples. */
+    private static int randomCount(int mean) {
+        randomState ^= randomState << 13;
+        randomState ^= randomState >>> 7;
+        randomState ^= randomState << 17;
+        return 1 + (int) Long.remainderUnsigned(randomState, 2L * mean - 1);
+    }
 
     private static int nextPiece(int count) {
         end = end + count <= AREA_BYTES ? end + count : count;
@@ -43,14 +52,14 @@ public final class Shares {
     }
 
     private static void moveBatch() {
-        for (int count = 0; count < 32; count++) {
+        for (int count = randomCount(32); count > 0; count--) {
             int from = nextPiece(MOVE_BYTES);
             System.arraycopy(area, from, area, nextPiece(MOVE_BYTES), MOVE_BYTES);
         }
     }
 
     private static void kernelBatch() throws IOException {
-        for (int count = 0; count < 2; count++) {
+        for (int count = randomCount(2); count > 0; count--) {
             readAt = (readAt + READ_BYTES) % AREA_BYTES;
             int at = nextPiece(READ_BYTES);
             direct.limit(at + READ_BYTES).position(at);
@@ -62,7 +71,7 @@ public final class Shares {
 
     private static void computeBatch() {
         long word = sink | 1;
-        for (int count = 0; count < 100_000; count++) {
+        for (int count = randomCount(100_000); count > 0; count--) {
             word ^= word << 13;
             word ^= word >>> 7;
             word ^= word << 17;

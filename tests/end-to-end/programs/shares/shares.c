@@ -69,6 +69,17 @@ static int64_t process_ns(void) {
     return now_ns(CLOCK_PROCESS_CPUTIME_ID) + micros * 1000;
 }
 
+static uint64_t random_state = 88172645463325252;
+
+/* Returns a random number from 1 to 2 * `mean` - 1. Batches of one length would repeat in step with a profiler's
+ * samples, so that these always hit the same activity. */
+static int random_count(int mean) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return 1 + (int)(random_state % (uint64_t)(2 * mean - 1));
+}
+
 /* Returns the next `len` bytes of the area, from its start after its end. */
 static unsigned char *next_piece(size_t len) {
     static size_t end;
@@ -77,7 +88,7 @@ static unsigned char *next_piece(size_t len) {
 }
 
 __attribute__((noinline)) static void move_batch(void) {
-    for (int count = 0; count < 32; count++) {
+    for (int count = random_count(32); count > 0; count--) {
         unsigned char *from = next_piece(MOVE_BYTES);
         memmove(next_piece(MOVE_BYTES), from, MOVE_BYTES);
     }
@@ -85,7 +96,7 @@ __attribute__((noinline)) static void move_batch(void) {
 
 __attribute__((noinline)) static void kernel_batch(void) {
     static off_t at;
-    for (int count = 0; count < 2; count++) {
+    for (int count = random_count(2); count > 0; count--) {
         at = (at + READ_BYTES) % AREA_BYTES;
         expect(pread(file, next_piece(READ_BYTES), READ_BYTES, at) == READ_BYTES, "pread");
     }
@@ -94,7 +105,7 @@ __attribute__((noinline)) static void kernel_batch(void) {
 __attribute__((noinline)) static void compute_batch(void) {
     static volatile uint64_t sink;
     uint64_t word = sink | 1;
-    for (int count = 0; count < 100000; count++) {
+    for (int count = random_count(100000); count > 0; count--) {
         word ^= word << 13;
         word ^= word >> 7;
         word ^= word << 17;
@@ -143,6 +154,7 @@ static void work_in_process(int64_t limit_ns) {
     expect(child >= 0, "fork");
     if (child == 0) {
         (void)madvise(area, AREA_BYTES, POPULATE_WRITE);
+        random_state ^= (uint64_t)now_ns(CLOCK_MONOTONIC);
         work(&limit_ns);
         _exit(0);
     }

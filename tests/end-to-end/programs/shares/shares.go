@@ -63,9 +63,20 @@ func nextPiece(count int) []byte {
 	return area[end-count : end]
 }
 
+var randomState uint64 = 88172645463325252
+
+// randomCount returns a random number from 1 to 2*mean - 1. Batches of one length would repeat in step with a
+// profiler's samples.
+func randomCount(mean uint64) uint64 {
+	randomState ^= randomState << 13
+	randomState ^= randomState >> 7
+	randomState ^= randomState << 17
+	return 1 + randomState%(2*mean-1)
+}
+
 //go:noinline
 func moveBatch() {
-	for count := 0; count < 32; count++ {
+	for count := randomCount(32); count > 0; count-- {
 		from := nextPiece(moveBytes)
 		copy(nextPiece(moveBytes), from)
 	}
@@ -73,7 +84,7 @@ func moveBatch() {
 
 //go:noinline
 func kernelBatch() {
-	for count := 0; count < 2; count++ {
+	for count := randomCount(2); count > 0; count-- {
 		readAt = (readAt + readBytes) % areaBytes
 		got, err := syscall.Pread(file, nextPiece(readBytes), readAt)
 		expect(err, "pread")
@@ -86,7 +97,7 @@ func kernelBatch() {
 //go:noinline
 func computeBatch() {
 	word := sink | 1
-	for count := 0; count < 100000; count++ {
+	for count := randomCount(100000); count > 0; count-- {
 		word ^= word << 13
 		word ^= word >> 7
 		word ^= word << 17

@@ -267,9 +267,9 @@ fn the_machine_is_a_table_with_its_busiest_processes() {
 fn processes_of_other_users_and_missing_ones_are_refused() {
     const TEST: &str = "processes_of_other_users_and_missing_ones_are_refused";
     let scratch = Scratch::new(TEST);
-    let missing = uncopy(&["profile", "--pid", "4194999"]).run(&scratch, "missing");
+    let missing = uncopy(&["profile", "--pid", "4194303"]).run(&scratch, "missing");
     assert_eq!(missing.status.code(), Some(1));
-    assert!(missing.errors.contains("cannot sample process 4194999"), "{}", missing.errors);
+    assert!(missing.errors.contains("cannot sample process 4194303"), "{}", missing.errors);
     let unused = uncopy(&["profile", "--pid", "no-such-name"]).run(&scratch, "unused");
     assert_eq!(unused.status.code(), Some(1));
     assert!(unused.errors.contains("no process is named \"no-such-name\""), "{}", unused.errors);

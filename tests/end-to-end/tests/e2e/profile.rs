@@ -380,7 +380,7 @@ fn processes_of_one_name_are_recorded_together() {
     assert_eq!(done.status.code(), Some(1), "{}", done.errors);
     let done = run(&uncopy(&["profile", "--pid", "no-such-name"]), &scratch, "nobody");
     assert_eq!(done.status.code(), Some(1));
-    assert!(done.errors.contains("no process under uncopy is named \"no-such-name\""), "{}", done.errors);
+    assert!(done.errors.contains("no process is named \"no-such-name\""), "{}", done.errors);
     for server in servers {
         server.shut_down();
         let done = server.finish(Duration::from_secs(30));
