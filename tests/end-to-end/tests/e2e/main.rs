@@ -43,6 +43,7 @@ mod pointers;
 mod porting;
 mod postgresql;
 mod preload;
+mod probes;
 mod profile;
 mod python;
 mod recording;
