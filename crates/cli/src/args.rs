@@ -21,10 +21,13 @@ pub const WATCH: &str = "watch";
 pub const OUT: &str = "output";
 pub const DURATION: &str = "duration";
 pub const MIN_SIZE: &str = "min-size";
+pub const FREQUENCY: &str = "frequency";
+pub const FOLDED: &str = "folded";
 pub const FILE: &str = "file";
 pub const DIFF: &str = "diff";
 pub const HTML: &str = "html";
 pub const FLAMEGRAPH: &str = "flamegraph";
+pub const PPROF: &str = "pprof";
 pub const JSON: &str = "json";
 pub const CALIBRATE: &str = "calibrate";
 /// Hidden option of the processes that `doctor --calibrate` starts under the library.
@@ -160,11 +163,15 @@ fn file_option(id: &'static str, help: &'static str) -> Arg {
         .value_hint(ValueHint::FilePath)
 }
 
+/// Help of `--pprof`, of both `profile` and `report`.
+const PPROF_HELP: &str = "Write calls, bytes and times per call stack, in the format of 'go tool pprof'";
+
 fn profile() -> Command {
     Command::new("profile")
         .about("Show where a program copies its I/O, and what eliding would save")
         .override_usage(
-            "uncopy profile [OPTIONS] -- CMD [ARGS]...\n       uncopy profile [OPTIONS] --pid <PID|NAME>...",
+            "uncopy profile [OPTIONS] -- CMD [ARGS]...\n       uncopy profile [OPTIONS] --pid <PID|NAME>...\n       \
+             uncopy profile [OPTIONS] -a",
         )
         .arg(
             file_option(OUT, "Write the profile to OUT [default: CMD.profile.json]")
@@ -175,7 +182,7 @@ fn profile() -> Command {
             Arg::new(DURATION)
                 .long(DURATION)
                 .value_name("S")
-                .help("End the recording after S seconds; the program goes on")
+                .help("End after S seconds; the program goes on [default: 10 where samples are taken]")
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(OsString)),
         )
@@ -191,13 +198,42 @@ fn profile() -> Command {
             Arg::new(PID)
                 .long(PID)
                 .value_name("PID|NAME")
-                .help("Record running processes that 'uncopy run' started")
+                .help("Record running processes that 'uncopy run' started; sample others")
                 .num_args(1..)
                 .conflicts_with(COMMAND)
                 .allow_negative_numbers(true)
                 .value_parser(value_parser!(OsString)),
         )
-        .arg(command_arg("The program and its arguments").required_unless_present(PID))
+        .arg(
+            Arg::new(ALL)
+                .short('a')
+                .long(ALL)
+                .help("Sample the whole machine, and show its processes as a table")
+                .conflicts_with_all([COMMAND, PID, OUT, MIN_SIZE])
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new(FREQUENCY)
+                .long(FREQUENCY)
+                .value_name("HZ")
+                .help("Samples per second of processor time [default: 997]")
+                .conflicts_with_all([COMMAND, OUT, MIN_SIZE])
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(OsString)),
+        )
+        .arg(
+            Arg::new(JSON)
+                .long(JSON)
+                .help("Sample, and print one JSON object")
+                .conflicts_with_all([COMMAND, OUT, MIN_SIZE])
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            file_option(FOLDED, "Sample, and write samples per call stack, in the folded format of flame graphs")
+                .conflicts_with_all([COMMAND, OUT, MIN_SIZE]),
+        )
+        .arg(file_option(PPROF, PPROF_HELP))
+        .arg(command_arg("The program and its arguments").required_unless_present_any([PID, ALL]))
         .after_help(notes::PROFILE)
 }
 
@@ -217,7 +253,7 @@ fn report() -> Command {
             file_option(DIFF, "Compare two profiles of one program")
                 .value_names(["A", "B"])
                 .num_args(2)
-                .conflicts_with_all([FILE, FLAMEGRAPH]),
+                .conflicts_with_all([FILE, FLAMEGRAPH, PPROF]),
         )
         .arg(file_option(HTML, "Write an HTML page that needs no other file"))
         .arg(
@@ -227,6 +263,7 @@ fn report() -> Command {
                 .action(ArgAction::SetTrue),
         )
         .arg(file_option(FLAMEGRAPH, "Write bytes per call stack, in the folded format of flame graphs"))
+        .arg(file_option(PPROF, PPROF_HELP))
         .after_help(notes::REPORT)
 }
 

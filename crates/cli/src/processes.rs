@@ -117,6 +117,11 @@ pub fn visible_pids() -> impl Iterator<Item = u32> {
     let is_visible = move |pid: &u32| {
         user == 0 || fs::metadata(format!("/proc/{pid}")).is_ok_and(|metadata| metadata.uid() == user)
     };
+    all_pids().into_iter().filter(is_visible)
+}
+
+/// Returns the pids of all processes, in order.
+fn all_pids() -> Vec<u32> {
     let mut pids: Vec<u32> = fs::read_dir("/proc")
         .into_iter()
         .flatten()
@@ -124,7 +129,7 @@ pub fn visible_pids() -> impl Iterator<Item = u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     pids.sort_unstable();
-    pids.into_iter().filter(is_visible)
+    pids
 }
 
 /// Selection of processes by pid or name.
@@ -142,6 +147,15 @@ pub struct NoSuchName<'a>(&'a OsStr);
 impl fmt::Display for NoSuchName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no process under uncopy is named {}; uncopy ps lists them", Quoted(self.0))
+    }
+}
+
+/// Error: no process has this name. `Display` is a complete message.
+pub struct UnusedName<'a>(&'a OsStr);
+
+impl fmt::Display for UnusedName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no process is named {}; ps -e lists them", Quoted(self.0))
     }
 }
 
@@ -179,6 +193,21 @@ impl Selector {
         let mut pids = pids_under_uncopy();
         pids.retain(|pid| has_name(*pid, named));
         if pids.is_empty() { Err(NoSuchName(named)) } else { Ok(pids) }
+    }
+
+    /// Returns the selected pids, among all processes of the machine.
+    ///
+    /// # Errors
+    /// If no process has the name.
+    pub fn pids_of_all(&self) -> Result<Vec<u32>, UnusedName<'_>> {
+        let named = match self {
+            Self::Pid(pid) => return Ok(vec![*pid]),
+            Self::Named(name) => name,
+        };
+        let own = std::process::id();
+        let pids: Vec<u32> =
+            all_pids().into_iter().filter(|pid| *pid != own && has_name(*pid, named)).collect();
+        if pids.is_empty() { Err(UnusedName(named)) } else { Ok(pids) }
     }
 
     /// Whether the selection includes this process.

@@ -2,11 +2,12 @@
 
 use crate::args;
 use crate::atomic_write;
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, InvalidValue, Quoted, Reason};
 use crate::profile::file::{ReadError, read_profile};
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io::IsTerminal as _;
 use std::path::Path;
 use uncopy_profile::Profile;
 use uncopy_profile::diff::Diff;
@@ -25,13 +26,19 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let mut is_written = false;
     if let Some(file) = matches.get_one::<OsString>(args::HTML) {
         is_written = true;
-        if let Some(status) = write(file, &uncopy_html::profile_page(&profile)) {
+        if let Some(status) = write(file, uncopy_html::profile_page(&profile).as_bytes()) {
             return status;
         }
     }
     if let Some(file) = matches.get_one::<OsString>(args::FLAMEGRAPH) {
         is_written = true;
-        if let Some(status) = write(file, &uncopy_profile::folded::folded(&profile)) {
+        if let Some(status) = write(file, uncopy_profile::folded::folded(&profile).as_bytes()) {
+            return status;
+        }
+    }
+    if let Some(file) = matches.get_one::<OsString>(args::PPROF) {
+        is_written = true;
+        if let Some(status) = write_pprof(file, &profile) {
             return status;
         }
     }
@@ -69,7 +76,7 @@ fn show_diff(matches: &ArgMatches, a: &OsStr, b: &OsStr) -> u8 {
     };
     let html = matches.get_one::<OsString>(args::HTML);
     if let Some(file) = html
-        && let Some(status) = write(file, &uncopy_html::diff_page(&diff))
+        && let Some(status) = write(file, uncopy_html::diff_page(&diff).as_bytes())
     {
         return status;
     }
@@ -82,12 +89,23 @@ fn show_diff(matches: &ArgMatches, a: &OsStr, b: &OsStr) -> u8 {
     output::print(diff.text(output::columns()).as_bytes(), EXIT_OK)
 }
 
-/// Writes a file, or standard output if its name is `-`. Returns the exit status on failure.
-fn write(file: &OsStr, text: &str) -> Option<u8> {
-    if file == "-" {
-        return Some(output::print(text.as_bytes(), EXIT_OK)).filter(|status| *status != EXIT_OK);
+/// Writes a profile in pprof's format. Returns the exit status on failure.
+fn write_pprof(file: &OsStr, profile: &Profile) -> Option<u8> {
+    if file == "-" && std::io::stdout().is_terminal() {
+        let illegal =
+            InvalidValue::new("--pprof", file, "a file, because a terminal cannot show compressed data");
+        output::print_message(illegal);
+        return Some(EXIT_USAGE);
     }
-    let error = atomic_write::write(Path::new(file), text.as_bytes()).err()?;
+    write(file, &uncopy_profile::pprof::encode(profile))
+}
+
+/// Writes a file, or standard output if its name is `-`. Returns the exit status on failure.
+fn write(file: &OsStr, bytes: &[u8]) -> Option<u8> {
+    if file == "-" {
+        return Some(output::print(bytes, EXIT_OK)).filter(|status| *status != EXIT_OK);
+    }
+    let error = atomic_write::write(Path::new(file), bytes).err()?;
     output::print_message(format_args!("cannot write {}: {}", Quoted(file), Reason(&error)));
     Some(EXIT_FAILURE)
 }

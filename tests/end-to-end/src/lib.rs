@@ -6,7 +6,7 @@
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
-//!   [`programs`], [`lane_programs`], [`packaged_server`], [`redis`], [`memcached`], [`http`], [`crash_cycles`];
+//!   [`programs`], [`shares`], [`lane_programs`], [`packaged_server`], [`redis`], [`memcached`], [`http`], [`crash_cycles`];
 //! - the *programs* (`src/bin/*.rs`, and `programs/*.c`) run under uncopy and check their own memory byte by byte
 //!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`oracle`], [`feeder`],
 //!   [`forked`], [`connected_pairs`], [`endpoint`], [`jump`], [`random`].
@@ -50,6 +50,7 @@ pub mod restrictions;
 pub mod running;
 pub mod scenario;
 pub mod scratch;
+pub mod shares;
 pub mod stepped;
 
 pub use launch::{Mode, Program};

@@ -6,6 +6,7 @@ use crate::kit::network::Network;
 use crate::kit::{Experiment, Outcome, ReportEntry, Result};
 
 mod apps;
+mod copy_share;
 mod demo;
 mod echo;
 mod files;
@@ -76,6 +77,7 @@ commands! {
     Memcached(memcached::Memcached),
     Files(files::Files),
     Apps(apps::Apps),
+    CopyShare(copy_share::CopyShare),
     Load(load::traffic::Load),
     Lab(lab::Lab),
     Lanes(lanes::Lanes),

@@ -512,6 +512,14 @@ impl Launcher {
         command
     }
 
+    /// Returns the command by which `uncopy profile` samples `processes` from outside for `duration`, and prints JSON.
+    pub fn sampling_command(&self, processes: &[Pid], duration: Duration) -> Command {
+        let mut command = self.uncopy_command();
+        command.args(["profile", "--json", "--duration", &duration.as_secs_f64().to_string(), "--pid"]);
+        command.args(processes.iter().map(|pid| pid.as_raw_pid().to_string()));
+        command
+    }
+
     /// Returns the command that runs `uncopy-bench` with `arguments` under `side`.
     #[must_use]
     pub fn bench_command(&self, side: Side, arguments: &[String]) -> Command {

@@ -112,6 +112,36 @@ fn copies_compares_every_side_with_plain_and_with_the_limit() {
     }
 }
 
+/// Redis copies large values more than once; nginx with sendfile copies nothing itself.
+#[test]
+fn copy_share_samples_plain_servers() {
+    let mut probe = limited(30);
+    let pid = std::process::id().to_string();
+    probe.arg(program().with_file_name("uncopy")).args(["profile", "--duration", "0.001", "--pid", &pid]);
+    let probed = probe.output().expect("timeout runs");
+    if !probed.status.success() {
+        let why = String::from_utf8_lossy(&probed.stderr);
+        return eprintln!("skipped: experiments::copy_share_samples_plain_servers: {}", why.trim());
+    }
+    let scratch = Scratch::new();
+    let words = ["copy-share", "--quick", "--seconds=1", "--sizes=524288", "redis-set", "nginx-static"];
+    let (json, svg) = scratch.experiment(&words);
+    assert!(comparisons(&json).is_empty(), "{json:#}");
+    let rows = json["copy_share"].as_array().expect("rows");
+    let titles: Vec<&str> = rows.iter().filter_map(|row| row["title"].as_str()).collect();
+    assert_eq!(titles, ["redis SET 512 KiB", "nginx 64 KiB, sendfile on", "nginx 64 KiB, sendfile off"]);
+    for row in rows {
+        let share = |name: &str| row[name].as_f64().expect("a share");
+        assert!(row["samples"].as_u64() > Some(0), "{row:#}");
+        let sum = share("program") + share("kernel_in") + share("kernel_out");
+        assert!((0.0..=1.0).contains(&sum) && (sum - share("copy_share")).abs() < 1e-9, "{row:#}");
+    }
+    let share = |row: usize| rows[row]["program"].as_f64().expect("a share");
+    assert!(share(0) > 0.02 && share(0) > share(1), "{json:#}");
+    assert_eq!((rows[0]["paper"].as_str(), rows[1]["paper"].as_str()), (Some("60 %"), None));
+    assert!(svg.contains("redis-set") && svg.contains("nginx-static"));
+}
+
 #[test]
 fn sizes_measures_each_length() {
     let scratch = Scratch::new();

@@ -90,18 +90,26 @@ Examples:
   uncopy profile --duration 10 -o set.json -- ./server
       Record ten seconds; the server goes on running.
   uncopy profile --pid nginx
-      Record all processes of this name that 'uncopy run' started.
+      Record all processes of this name that 'uncopy run' started; without any, sample all of this name.
+  uncopy profile -a
+      Sample the whole machine, and list what its processes spend on copies.
+  uncopy profile --duration 10 --pprof set.pb.gz -- ./server && go tool pprof -http : set.pb.gz
+      Also write a file for pprof, Pyroscope or speedscope.
   uncopy report set.json --html set.html
       Write the report as an HTML page.
 
 Records every input, copy and output of at least --min-size bytes with its call stack, and which input's bytes \
 reach which copies and outputs. Meanwhile only a few inputs are elided, to see what the program touches. The report \
 shows where the copies are, what eliding them would save, and what to type next. OUT is JSON; an existing file is \
-replaced only if it is a profile.
+replaced only if it is a profile. FILE of --pprof is replaced whatever it is.
 
 Ctrl-C, SIGINT and --duration end the recording, not CMD; other signals go to CMD. On a terminal CMD has a process \
 group of its own. If CMD reads from the terminal, it gets the terminal and Ctrl-C, and uncopy waits until CMD has \
 ended. A server that goes into the background is recorded until it or the recording ends.
+
+Processes that are not under uncopy are sampled, as are all with --json, --frequency or --folded: they are neither \
+stopped nor changed. The report shows the shares of processor time that copy memory, in the program and in the \
+kernel, a verdict, and what to type next. Needs what perf(1) needs: see 'uncopy doctor'.
 
 Exit status: CMD's own if CMD has ended; 0 if the recording ended first; 1 if nothing was recorded or OUT was not \
 written; 2 for a wrong command line; 126 and 127 as for 'uncopy run'.";
@@ -114,6 +122,8 @@ Examples:
       Write a page that needs no network: byte flow, flame graph and tables.
   uncopy report redis-server.profile.json --flamegraph redis.folded
       Write bytes per call stack, for flamegraph.pl, inferno or speedscope.
+  uncopy report redis-server.profile.json --pprof redis.pb.gz && go tool pprof -http : redis.pb.gz
+      Show calls, bytes, times and predicted savings per call stack in a browser. Also for Pyroscope.
   uncopy report redis-server.profile.json --json | jq .prediction
       Print JSON; docs/profile.schema.json describes it.
   uncopy report --diff before.json after.json

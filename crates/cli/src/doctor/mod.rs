@@ -15,6 +15,7 @@ mod permission;
 mod preload;
 mod profile;
 mod report;
+mod sampling;
 mod target;
 mod verdict;
 
@@ -122,6 +123,7 @@ fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
     checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
+    checks.push(sampling::check());
     checks.extend(allocators::check_preloads(environment));
     checks
 }

@@ -69,13 +69,28 @@ pub fn default_name(program: &OsStr) -> OsString {
     name
 }
 
+/// Returns the absolute path of a file in a directory that exists.
+fn resolve_new(option: &str, file: &OsStr) -> Result<PathBuf, InvalidValue> {
+    let path = std::path::absolute(file).unwrap_or_else(|_| PathBuf::from(file));
+    if path.parent().is_some_and(Path::is_dir) && !path.is_dir() {
+        return Ok(path);
+    }
+    Err(InvalidValue::new(option, file, "a file in a directory that exists"))
+}
+
+/// Returns the absolute path of a file for the profile in another format. `out` is the profile's own.
+pub fn resolve_export(option: &str, file: &OsStr, out: &Path) -> Result<PathBuf, InvalidValue> {
+    let path = resolve_new(option, file)?;
+    if path == out {
+        return Err(InvalidValue::new(option, file, "another file than that of the profile (-o)"));
+    }
+    Ok(path)
+}
+
 /// Returns the absolute path of OUT if the file can be written: it does not exist, is a profile, or
 /// is not a regular file.
 pub fn resolve(out: &OsStr) -> Result<PathBuf, RequestError> {
-    let path = std::path::absolute(out).unwrap_or_else(|_| PathBuf::from(out));
-    if !path.parent().is_some_and(Path::is_dir) || path.is_dir() {
-        return Err(InvalidValue::new("-o", out, "a file in a directory that exists").into());
-    }
+    let path = resolve_new("-o", out)?;
     // O_NONBLOCK: opening a FIFO must not wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path);
     match opened {

@@ -1,5 +1,5 @@
 //! `uncopy profile`: runs a program with the hooks recording, or attaches to one that runs under
-//! uncopy, and writes a profile.
+//! uncopy, and writes a profile. Processes that are not under uncopy are sampled (`attach`).
 //!
 //! While the program runs, its recordings are read some twenty times a second and replayed at once,
 //! so that memory use does not grow with the length of the recording. SIGINT and `--duration` end
@@ -9,6 +9,7 @@
 //! program that reads from the terminal is given it until the program ends: Ctrl-C then goes to the
 //! program, and this command waits for its end.
 
+mod attach;
 mod collector;
 mod directory;
 pub mod file;
@@ -61,6 +62,8 @@ const MAX_DURATION_SECONDS: f64 = 1e7;
 /// Recording options of the command line.
 struct RecordingRequest {
     out: PathBuf,
+    /// File for the profile in pprof's format, absolute.
+    pprof: Option<PathBuf>,
     duration: Option<Duration>,
     given: Vec<OptionValue>,
     min_size_bytes: Option<u64>,
@@ -82,6 +85,9 @@ pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
         Ok(wanted) => wanted,
         Err(status) => return status,
     };
+    if let Some(status) = attach::main(matches, &wanted) {
+        return status;
+    }
     let request = match request(matches, &command, &wanted) {
         Ok(request) => request,
         Err(message) => {
@@ -112,17 +118,7 @@ fn request(
     command: &[OsString],
     wanted: &[Selector],
 ) -> Result<RecordingRequest, RequestError> {
-    let duration = match matches.get_one::<OsString>(args::DURATION) {
-        None => None,
-        Some(text) => {
-            let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
-            let legal = seconds.filter(|seconds| (0.001..=MAX_DURATION_SECONDS).contains(seconds));
-            let seconds = legal.ok_or_else(|| {
-                InvalidValue::new("--duration", text, "a number of seconds from 0.001 to 1e7")
-            })?;
-            Some(Duration::from_secs_f64(seconds))
-        }
-    };
+    let duration = duration(matches)?;
     let spec = OPTIONS.iter().find(|spec| spec.flag == args::MIN_SIZE);
     let min_size = matches.get_one::<OsString>(args::MIN_SIZE);
     let given: Vec<OptionValue> = spec.zip(min_size.cloned()).into_iter().collect();
@@ -135,7 +131,22 @@ fn request(
     };
     let out = matches.get_one::<OsString>(args::OUT).cloned().unwrap_or_else(name);
     let min_size_bytes = min_size.and_then(|text| size::parse(text.as_bytes()));
-    Ok(RecordingRequest { out: file::resolve(&out)?, duration, given, min_size_bytes })
+    let out = file::resolve(&out)?;
+    let pprof = match matches.get_one::<OsString>(args::PPROF) {
+        None => None,
+        Some(name) => Some(file::resolve_export("--pprof", name, &out)?),
+    };
+    Ok(RecordingRequest { out, pprof, duration, given, min_size_bytes })
+}
+
+/// Returns the duration that the command line asks for.
+fn duration(matches: &ArgMatches) -> Result<Option<Duration>, InvalidValue> {
+    let Some(text) = matches.get_one::<OsString>(args::DURATION) else { return Ok(None) };
+    let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
+    let legal = seconds.filter(|seconds| (0.001..=MAX_DURATION_SECONDS).contains(seconds));
+    let seconds = legal
+        .ok_or_else(|| InvalidValue::new("--duration", text, "a number of seconds from 0.001 to 1e7"))?;
+    Ok(Some(Duration::from_secs_f64(seconds)))
 }
 
 /// Returns the name of a running program, or `program` if unknown.
@@ -541,17 +552,24 @@ impl Session<'_> {
     }
 }
 
-/// Writes the profile to its file and the report to standard output.
+/// Writes the profile to its files and the report to standard output.
 fn write(profile: &Profile, request: &RecordingRequest) -> u8 {
-    let out = request.out.as_os_str();
-    if let Err(error) = atomic_write::write(&request.out, profile.to_json().as_bytes()) {
-        output::print_message(format_args!("cannot write {}: {}", Quoted(out), Reason(&error)));
-        return EXIT_FAILURE;
+    let json = profile.to_json();
+    let mut files = vec![(&request.out, json.into_bytes())];
+    files.extend(request.pprof.as_ref().map(|file| (file, uncopy_profile::pprof::encode(profile))));
+    for (file, bytes) in &files {
+        if let Err(error) = atomic_write::write(file, bytes) {
+            let name = Quoted(file.as_os_str());
+            output::print_message(format_args!("cannot write {name}: {}", Reason(&error)));
+            return EXIT_FAILURE;
+        }
     }
     let name = relative_name(&request.out);
     let text = uncopy_profile::text::report(profile, &name, output::columns());
     let status = output::print(text.as_bytes(), EXIT_OK);
-    output::print_message(format_args!("wrote {}", Quoted(out)));
+    for (file, _) in &files {
+        output::print_message(format_args!("wrote {}", Quoted(file.as_os_str())));
+    }
     status
 }
 

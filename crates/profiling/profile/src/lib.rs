@@ -13,7 +13,7 @@
 //! | [`prediction`] | predicted effect of eliding |
 //! | [`symbols`] | names of code locations |
 //! | [`diff`] | comparison of two profiles |
-//! | [`text`], [`folded`] | terminal report, and folded stacks for flame graphs |
+//! | [`text`], [`folded`], [`pprof`] | terminal report; folded stacks for flame graphs; pprof's format |
 //! | [`verdict`] | one-sentence verdict |
 //! | [`format`](mod@format) | formatting of numbers and names |
 #![deny(unsafe_code)]
@@ -30,6 +30,7 @@ pub mod format;
 pub mod memory;
 pub mod model;
 pub mod operation;
+pub mod pprof;
 pub mod prediction;
 pub mod sites;
 pub mod symbols;

@@ -24,8 +24,8 @@ mod memory;
 mod module;
 mod objects;
 mod registers;
-mod rule;
-mod tables;
+pub mod rule;
+pub mod tables;
 mod trace;
 mod walk;
 

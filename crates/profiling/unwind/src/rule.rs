@@ -22,7 +22,9 @@ pub enum BpLocation {
 /// Register to which the canonical frame address (CFA) is relative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
+    /// The stack pointer, rsp.
     Sp,
+    /// The frame pointer, rbp.
     Bp,
 }
 
@@ -31,7 +33,9 @@ pub enum Base {
 pub enum Rule {
     /// The frame has no caller, or the caller cannot be found.
     End,
+    /// The caller's frame begins at the CFA.
     Frame {
+        /// Register that the CFA is relative to.
         base: Base,
         /// True if the CFA is the word stored at base + offset; false if it is base + offset itself.
         is_stored: bool,

@@ -106,6 +106,7 @@ pub mod sigframe {
     pub const BP: usize = CONTEXT + 10 * 8;
     /// rsp, after bx, dx, ax and cx.
     pub const SP: usize = CONTEXT + 15 * 8;
+    /// rip, which follows rsp.
     pub const IP: usize = CONTEXT + 16 * 8;
 }
 

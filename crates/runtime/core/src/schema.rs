@@ -18,6 +18,8 @@ pub const EXPLAIN: u32 = 1;
 pub const PROFILE: u32 = 1;
 /// Version of `uncopy report --diff A B --json`.
 pub const DIFF: u32 = 1;
+/// Version of `uncopy profile --pid --json` and `uncopy profile -a --json`: samples.
+pub const SAMPLES: u32 = 1;
 /// Version of `uncopy log ls --json`.
 pub const LOG: u32 = 1;
 /// Version of `uncopy net ls --json` and `uncopy net stats --json`.

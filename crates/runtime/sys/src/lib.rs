@@ -65,6 +65,7 @@ pub mod pins;
 pub mod pipe;
 pub mod presence;
 pub mod private_directory;
+pub mod probes;
 pub mod procmap;
 pub mod raw;
 pub mod readable;

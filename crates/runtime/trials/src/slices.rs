@@ -4,11 +4,11 @@ use crate::arms::{self, ARMS, DUE_MS, EXERCISED, GAINS, IS_MEASURED, LOSSES};
 use crate::pace::Pace;
 use crate::traffic::Traffic;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_core::policy::trials::Trials;
+use uncopy_core::policy::trials::{MAX_FACTORS, Trials};
 use uncopy_sys::filter::{self, CallGroup};
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::Critical;
-use uncopy_sys::{clock, features};
+use uncopy_sys::{clock, features, probes};
 
 /// A stage with too little traffic is abandoned after this many times its length.
 const MAX_LENGTHS: u64 = 50;
@@ -125,6 +125,17 @@ pub(crate) fn step() {
     }
 }
 
+/// Shows the findings about the factors in `tried`, a bit each, to tracers.
+fn trace(trials: &Trials, tried: u32) {
+    for factor in (0..MAX_FACTORS).filter(|factor| tried & 1 << factor != 0) {
+        let report = trials.report(factor);
+        // An undefined ratio, before the first samples, becomes 0.
+        #[expect(clippy::cast_possible_truncation, reason = "a ratio is far below 2^63 millionths")]
+        let ratio_ppm = (report.ratio * 1e6) as i64;
+        probes::trial(factor, report.finding as u8, report.is_on, ratio_ppm, report.pairs);
+    }
+}
+
 impl Runner {
     fn step(&mut self) {
         let now = Snapshot::now();
@@ -154,7 +165,8 @@ impl Runner {
                 if slice == 0 {
                     self.begin_slice(1, now);
                 } else {
-                    self.trials.end_pair(self.costs, self.exercised);
+                    let tried = self.trials.end_pair(self.costs, self.exercised);
+                    trace(&self.trials, tried);
                     LOSSES.store(self.trials.losses(), Relaxed);
                     GAINS.store(self.trials.gains(), Relaxed);
                     if let Some(on_pair) = self.on_pair {

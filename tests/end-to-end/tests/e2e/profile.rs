@@ -81,8 +81,12 @@ fn known_chains_are_reported_exactly() {
     }
     let scratch = Scratch::new("profile-chains");
     let expected = scratch.join("expected");
-    let (done, out) = profile(&scratch, &["--", CHAINS, text(&expected), "only"]);
+    let pprof = scratch.join("out.pb.gz");
+    let (done, out) = profile(&scratch, &["--pprof", text(&pprof), "--", CHAINS, text(&expected), "only"]);
     assert!(done.status.success(), "{}", done.errors);
+    assert!(done.errors.contains("wrote") && done.errors.contains("out.pb.gz"), "{}", done.errors);
+    let again = run(&uncopy(&["report", text(&out), "--pprof", "-"]), &scratch, "pprof");
+    assert_eq!(std::fs::read(&pprof).expect("a profile"), again.output);
     let profile = json(&out);
     assert_eq!(profile["dropped_events"], 0);
     let mut expected = [
@@ -376,7 +380,7 @@ fn processes_of_one_name_are_recorded_together() {
     assert_eq!(done.status.code(), Some(1), "{}", done.errors);
     let done = run(&uncopy(&["profile", "--pid", "no-such-name"]), &scratch, "nobody");
     assert_eq!(done.status.code(), Some(1));
-    assert!(done.errors.contains("no process under uncopy is named \"no-such-name\""), "{}", done.errors);
+    assert!(done.errors.contains("no process is named \"no-such-name\""), "{}", done.errors);
     for server in servers {
         server.shut_down();
         let done = server.finish(Duration::from_secs(30));
@@ -403,6 +407,9 @@ fn exit_statuses_and_files_match_the_manual() {
         (&["--pid", "0"], 2),
         (&["--pid", "4194303"], 1),
         (&[], 2),
+        (&["--pprof", "nowhere/out.pb.gz", "--", "true"], 2),
+        (&["--pprof", ".", "--", "true"], 2),
+        (&["-o", "same", "--pprof", "./same", "--", "true"], 2),
         (&["--", "/nonexistent/program"], 127),
         (&["--", "/etc/passwd"], 126),
     ] {
@@ -444,6 +451,12 @@ fn saved_profile_is_shown_again_and_invalid_files_are_rejected() {
             .lines()
             .all(|line| line.rsplit_once(' ').is_some_and(|(_, bytes)| bytes.parse::<u64>().is_ok()))
     );
+    let pprof = scratch.join("profile.pb.gz");
+    let done = report(&[text(&sample), "--pprof", text(&pprof)]);
+    assert!(done.status.success() && done.output.is_empty(), "{}", done.errors);
+    let printed = report(&[text(&sample), "--pprof", "-"]).output;
+    assert!(printed.starts_with(&[0x1f, 0x8b]), "not compressed by gzip");
+    assert_eq!(std::fs::read(&pprof).expect("a profile"), printed);
     let again = report(&[text(&sample), "--json"]);
     let value: Value = serde_json::from_slice(&again.output).expect("JSON");
     // The sample is from uncopy 0.1, which had the version in another field only.
@@ -537,7 +550,12 @@ fn comparable_profiles_are_diffed_and_others_rejected() {
             assert!(done.output.is_empty());
         }
     }
-    for wrong in [&[text(&sample)][..], &[text(&sample), text(&after), "--flamegraph", "-"], &[]] {
+    for wrong in [
+        &[text(&sample)][..],
+        &[text(&sample), text(&after), "--flamegraph", "-"],
+        &[text(&sample), text(&after), "--pprof", "-"],
+        &[],
+    ] {
         assert_eq!(diff(wrong).status.code(), Some(2), "{wrong:?}");
     }
 }

@@ -99,7 +99,10 @@ pub fn measure_points(
 }
 
 /// Starts a server for `point` under `side`.
-fn start<'a>(
+///
+/// # Errors
+/// [`Failure`] when a process cannot be started or does not answer in time.
+pub fn start<'a>(
     launcher: &Launcher,
     side: Side,
     programs: &Programs,

@@ -439,7 +439,7 @@ impl Arena {
             self.give_nonresident(extent);
         } else {
             // Locked memory: these pages are never used again.
-            counters::add(Counter::Fallbacks, 1);
+            counters::add_fallback("locked memory cannot be given back");
         }
         true
     }

@@ -28,6 +28,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::handler::{HandlerStart, OwnersFault};
 use uncopy_sys::last_thread::{self, LastThread, Role};
 use uncopy_sys::lock::Critical;
+use uncopy_sys::probes;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use uncopy_sys::thread;
 use uncopy_sys::uffd::{Change, Fault, Message, Uffd, wait};
@@ -329,9 +330,9 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners_fault: &mut OwnersFa
         Action::Zeroes => place_zeroes(uffd, page_address),
         Action::Wake => uffd.wake(page_address, PAGE_BYTES),
         Action::Retry => false,
-        Action::FromMap => block
-            .and_then(|at| at.try_lock())
-            .is_some_and(|mut locked| !locked.is_stale() && serve_locked(&mut locked, page_address)),
+        Action::FromMap => block.and_then(|at| at.try_lock()).is_some_and(|mut locked| {
+            !locked.is_stale() && serve_locked(&mut locked, page_address, fault.thread_id)
+        }),
     }
 }
 
@@ -365,7 +366,7 @@ fn fill(
     }
 }
 
-fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
+fn serve_locked(locked: &mut Locked, page_address: usize, thread_id: u32) -> bool {
     let at = locked.at;
     let page = ((page_address - at.base) / PAGE_BYTES) as u32;
     let found = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages)));
@@ -375,10 +376,12 @@ fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
         Filling::Empty(pages) => {
             let alloc_site = at.slot.is_none().then(|| at.block.alloc_site());
             books::enter_empty_fault(alloc_site, pages);
+            probes::fault(page_address, pages.len(), false, thread_id);
             fill_empty(locked, pages, &mut dropped)
         }
         Filling::View(pages, view) => {
             books::enter_view_fault(&view, at.buffer(view.site, page), pages);
+            probes::fault(page_address, pages.len(), true, thread_id);
             materialize(locked, pages, view, &mut dropped)
         }
     }

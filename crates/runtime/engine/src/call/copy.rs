@@ -28,6 +28,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
+use uncopy_sys::probes;
 use uncopy_sys::stack_room;
 
 /// Shortest view that a copy makes, pages. A patch of one page becomes a view again with the next copy.
@@ -355,6 +356,9 @@ unsafe fn between(section: &Section, ends: &Ends, caller: usize, stack: Option<u
     unsafe { all.fetch_missing(section, &done.missing, to.base) };
     drop(dropped);
     books::enter_copy(site, &pieces, &done, work);
+    if done.elided_bytes > 0 {
+        probes::elided_copy(destination, source, len_bytes, done.elided_bytes);
+    }
     true
 }
 

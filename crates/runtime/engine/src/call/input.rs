@@ -281,7 +281,7 @@ impl Examined {
             let shared = exit.and_then(|exit| allocate_shared(exit, len_bytes));
             let target = shared.map(Target::Shared).or_else(|| Draft::new(len_bytes).ok().map(Target::Draft));
             let Some(target) = target else {
-                counters::add(Counter::Fallbacks, 1);
+                counters::add_fallback("no memory for an input");
                 ledger::record_refusal(site, Field::Refused);
                 return None;
             };

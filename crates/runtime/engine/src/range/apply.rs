@@ -15,7 +15,6 @@ use crate::state::policy::POLICY;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, SiteId, State, View};
 use uncopy_core::plan::{Piece, Step};
-use uncopy_core::stats::Counter;
 use uncopy_sys::presence::Section;
 use uncopy_sys::{bytes, pins, uffd};
 
@@ -38,7 +37,7 @@ impl Source<'_> {
         if missing.is_empty() {
             return;
         }
-        counters::add(Counter::Fallbacks, 1);
+        counters::add_fallback("pages could not be placed");
         section.run_outside(|| {
             for range in missing {
                 // SAFETY: `apply`'s caller promised that the destination is writable and plain pieces are readable.

@@ -13,6 +13,7 @@ use uncopy_core::stats::{
 };
 use uncopy_sys::control::Control;
 use uncopy_sys::mem;
+use uncopy_sys::probes;
 use uncopy_sys::sync::Tally;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -119,6 +120,13 @@ pub fn add(which: Counter, value: usize) {
     if value != 0 {
         tally(which, value as u64);
     }
+}
+
+/// Counts an internal failure after which bytes are copied, for this reason.
+#[cold]
+pub fn add_fallback(reason: &str) {
+    add(Counter::Fallbacks, 1);
+    probes::fallback(reason);
 }
 
 /// Subtracts from a gauge.

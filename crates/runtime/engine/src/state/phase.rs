@@ -6,7 +6,6 @@ use crate::state::gate::{
 use crate::state::policy::POLICY;
 use crate::state::{counters, recording};
 use uncopy_core::recording::Sampled;
-use uncopy_core::stats::Counter;
 use uncopy_sys::features;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem;
@@ -93,7 +92,7 @@ impl State {
         recording::set_sampled(Sampled::Impossible);
         self.phase.store(Phase::Inactive as u8, Release);
         close_gates();
-        counters::add(Counter::Fallbacks, 1);
+        counters::add_fallback(why);
         counters::set_reason(why);
         self.warn_once(why);
     }

@@ -116,18 +116,20 @@ impl Trials {
     }
 
     /// Ends a pair with the costs per byte of its slices; `exercised` has the factors that were used in both.
-    pub fn end_pair(&mut self, costs: [f64; 2], exercised: u32) {
+    /// Returns the factors of which the pair was a trial, a bit each.
+    pub fn end_pair(&mut self, costs: [f64; 2], exercised: u32) -> u32 {
         let second_over_first = libm::log(costs[1] / costs[0]);
+        let tried = core::mem::take(&mut self.tried) & exercised;
         for (index, factor) in self.factors.iter_mut().enumerate() {
             let bit = 1 << index;
-            if self.tried & exercised & bit == 0 {
+            if tried & bit == 0 {
                 continue;
             }
             let is_second = self.arms[1] & bit != 0;
             let difference = if is_second { second_over_first } else { -second_over_first };
             factor.add_sample(difference, catalogue::min_gain(index));
         }
-        self.tried = 0;
+        tried
     }
 
     /// Returns the report on a factor.
