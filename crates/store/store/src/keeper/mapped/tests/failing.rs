@@ -132,4 +132,8 @@ fn a_full_file_system_keeps_records_until_there_is_room() {
     assert!(fs::read(&path).expect("read") == wanted);
     program.end();
     assert_eq!((program.checkpoint().process, program.checkpoint().failure), (0, 0));
+    drop((program, file));
+    // A mount point cannot be removed.
+    let unmounted = Command::new("umount").arg(&directory.0).status();
+    assert!(unmounted.expect("started").success());
 }
