@@ -1,6 +1,6 @@
 //! Keeper process of the logs of `uncopy run --log`: the hidden command `uncopy log keep`.
 
-use super::memory::{self, Memory};
+use super::memory;
 use super::recover;
 use crate::args;
 use crate::live;
@@ -21,6 +21,7 @@ use uncopy_core::stats::StatsName;
 use uncopy_store::keeper::{Keeper, Settings};
 use uncopy_store::log_files::RecoveryOptions;
 use uncopy_store::logs;
+use uncopy_store::mapped::file::Backing;
 
 /// Line that the keeper prints once programs can find it.
 const READY: &str = "ready\n";
@@ -36,7 +37,7 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     let is_emulated = match options.mode {
         LogMode::Beside => options.emulates_dax,
-        LogMode::Only => memory::of_logs(directory, options.emulates_dax)? == Memory::Emulated,
+        LogMode::Only => memory::of_logs(directory, options.emulates_dax)? == Backing::Emulated,
     };
     let paths = logs::paths(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     // Logs that cannot be recovered are reported by `recover`.

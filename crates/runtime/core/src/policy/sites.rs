@@ -49,7 +49,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// All ways.
+    /// All ways in which bytes leave by reference.
     pub const ALL: [Self; 2] = [Self::Lane, Self::Log];
 }
 

@@ -1,7 +1,6 @@
 //! Mapped files that only their owner can read, and a few operations on paths.
 
-use super::mapping::{map, map_at, unmap};
-use crate::PAGE_BYTES;
+use super::mapping::{map, map_at};
 use crate::call::{kernel, syscall};
 use crate::descriptor::Descriptor;
 use crate::errno::{Errno, check};
@@ -42,25 +41,6 @@ pub unsafe fn map_private_file(
         }
     };
     mapped.inspect_err(|_| directory.remove(name))
-}
-
-/// Whether an open file lies in persistent memory that programs can map: on a file system with DAX, which accepts
-/// `MAP_SYNC` (Linux 4.15).
-///
-/// # Errors
-/// Errors of mmap(2) other than the file system's refusal.
-pub fn is_persistent(fd: impl Descriptor) -> Result<bool, Errno> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    match map(PAGE_BYTES, protection, libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, fd.number()) {
-        Ok(address) => {
-            // SAFETY: the mapping was made here, and nothing has its address.
-            unsafe { unmap(address, PAGE_BYTES)? };
-            Ok(true)
-        }
-        // Kernels before 4.15, or for machines without DAX, do not know the flags.
-        Err(Errno(libc::EOPNOTSUPP) | Errno::EINVAL) => Ok(false),
-        Err(errno) => Err(errno),
-    }
 }
 
 /// Maps the first `len_bytes` of a file shared, readable and writable. Access behind the end of the file, or to a page

@@ -5,7 +5,7 @@ use super::logged::{self, Logged, file_at};
 use super::session::Session;
 use super::{ADOPTER, ADOPTION, HAS_STOPPED, find_session, forks, is_named};
 use crate::mark;
-use crate::messages::{ADOPT, ADOPTED};
+use crate::messages::{ADOPT, ADOPTED, REFUSED};
 use crate::state::{HELD, MAX_FILES, TOUCHED};
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use logged::mapped::EnteringFile;
@@ -63,12 +63,16 @@ pub fn adopt(fd: ProgramFd) -> Option<Result<(), Errno>> {
             }
             Some(if error == 0 { Ok(()) } else { Err(Errno(error as i32)) })
         }
-        _ => {
+        refused => {
             // Another process has the file, or the path has changed; both may be temporary.
             tracked.end(slot, Kind::Candidate);
             descriptors::pause(fd, now_ms);
             session.slot(slot).clear();
-            None
+            // A third word says that the keeper's sync failed, whose error the kernel reports once per open file.
+            match refused {
+                Ok([REFUSED, errno, 1, ..]) => Some(Err(Errno(errno as i32))),
+                _ => None,
+            }
         }
     }
 }

@@ -184,10 +184,11 @@ impl MappedLog {
     pub unsafe fn part<'a>(&self, part: uncopy_sys::iovec::Part) -> Part<'a> {
         match self.pool.reference(part).filter(|_| super::REFERS.load(Relaxed)) {
             Some(reference) => Part::Reference(reference),
-            // SAFETY: the caller promises that the bytes are readable. Another thread of the program may change them
-            // meanwhile, as it may during write(2): the log then has either value of each byte.
             None => {
-                Part::Bytes(unsafe { core::slice::from_raw_parts(part.address as *const u8, part.len_bytes) })
+                // SAFETY: the caller promises that the bytes are readable. Another thread of the program may change them
+                // meanwhile, as it may during write(2): the log then has either value of each byte.
+                let bytes = unsafe { core::slice::from_raw_parts(part.address as *const u8, part.len_bytes) };
+                Part::Bytes(bytes)
             }
         }
     }

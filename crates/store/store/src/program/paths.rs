@@ -51,7 +51,7 @@ pub unsafe fn renamed(directory: ProgramFd, path: *const c_char) {
 /// # Safety
 /// As for [`renamed`].
 pub unsafe fn removed(directory: ProgramFd, path: *const c_char) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes a path that is NUL-terminated or that the kernel refuses to read.
     unsafe {
         if session().is_some_and(Session::is_mapped) {
             stop_logging_at(directory, path, libc::AT_SYMLINK_NOFOLLOW);

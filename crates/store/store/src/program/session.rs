@@ -52,7 +52,7 @@ enum SessionLog {
     /// A log beside the page cache.
     Beside(Log<'static, LogFile>),
     /// A mapped log that has the only copy.
-    Mapped(MappedLog),
+    Mapped(Box<MappedLog>),
 }
 
 /// Reason why there is no session.
@@ -134,7 +134,8 @@ impl Session {
         let (_, log_fd) = receive_with(link, &[LOG])?;
         let log = match words {
             [WELCOME_MAPPED, _, len_bytes, is_persistent, ..] => {
-                MappedLog::attach(log_fd.reference(), len_bytes, is_persistent != 0).map(SessionLog::Mapped)
+                MappedLog::attach(log_fd.reference(), len_bytes, is_persistent != 0)
+                    .map(|log| SessionLog::Mapped(Box::new(log)))
             }
             words => attach_beside(&log_fd, &words, state).map(SessionLog::Beside),
         };

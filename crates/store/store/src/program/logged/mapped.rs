@@ -166,7 +166,7 @@ impl Tracked {
             log.leave(id);
         }
         let is_append = file::flags(fd).ok()? & libc::O_APPEND != 0;
-        let file = MappedFile::new(log.register(identity)?, status.clone());
+        let file = MappedFile::new(log.register(identity)?, *status);
         slot.size.store(status.len_bytes, Release);
         slot.is_append.store(u32::from(is_append), Release);
         self.device.store(status.device, Release);
