@@ -82,6 +82,8 @@ struct Shares {
     kernel_out: f64,
     /// Zeroing and page faults.
     pages: f64,
+    /// What `uncopy profile` concludes.
+    verdict: String,
     /// Limits of these figures, each a sentence part.
     notes: Vec<String>,
 }
@@ -212,6 +214,7 @@ impl Shares {
             kernel_in: share("kernel_copy_in")?,
             kernel_out: share("kernel_copy_out")?,
             pages: share("zeroing")? + share("page_fault")?,
+            verdict: total["verdict"].as_str().ok_or_else(|| lacks("verdict"))?.to_owned(),
             notes: notes.map(str::to_owned).collect(),
         };
         if shares.samples == 0 {
@@ -257,6 +260,7 @@ impl Row {
             "kernel_in": shares.kernel_in,
             "kernel_out": shares.kernel_out,
             "pages": shares.pages,
+            "verdict": shares.verdict,
             "paper": self.paper(),
             "notes": shares.notes,
         })
@@ -289,6 +293,7 @@ fn render(rows: &[Row]) -> String {
         ("kernel out", Align::Right),
         ("zeroing, faults", Align::Right),
         ("samples", Align::Right),
+        ("verdict", Align::Left),
         ("zIO, Figure 1", Align::Left),
     ];
     let mut table = Table::new(&columns);
@@ -305,7 +310,7 @@ fn render(rows: &[Row]) -> String {
         ];
         let cells = std::iter::once(row.title.clone()).chain(of.map(percent));
         let paper = row.paper().unwrap_or("-").to_owned();
-        table.row(cells.chain([shares.samples.to_string(), paper]).collect());
+        table.row(cells.chain([shares.samples.to_string(), shares.verdict.clone(), paper]).collect());
     }
     let mut text = table.render();
     text += "copies: share of the server's processor time, in program, kernel in and kernel out together; ±: 95 % interval by\n\
@@ -330,7 +335,7 @@ mod tests {
             "total": { "samples": samples, "shares": {
                 "copy": 0.25, "kernel_copy_in": 0.1, "kernel_copy_out": 0.05, "zeroing": 0.02, "page_fault": 0.01,
                 "other": 0.57,
-            } },
+            }, "verdict": "worth trying" },
         })
     }
 
