@@ -48,7 +48,31 @@ stats = json.load(open('/run/stats'))
 print('log_syncs', stats['log_syncs'], 'of 2000')
 assert stats['log_syncs'] > 1000
 "
-    # Its keeper ends some time later.
+    # A log that has the only copy answers appends and syncs; files have all bytes afterwards.
+    append='
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+begun = 0
+for number in range(4000):
+    if number == 2000:
+        begun = time.monotonic()
+    os.write(fd, number.to_bytes(4, "little") * 1024)
+    os.fsync(fd)
+print(round((time.monotonic() - begun) / 2000 * 1e6, 1), "us for 4 KiB and a sync")
+'
+    for round in 1 2 3; do
+        echo "plain: $(python3 -c "$append" "$mount_point/data/plain")"
+        echo "only:  $("$uncopy" run --log "$mount_point/log" --log-mode only --log-size 64M --log-files "$mount_point/data/*" \
+            --stats "/run/stats-$round" -- python3 -c "$append" "$mount_point/data/only")"
+        cmp "$mount_point/data/plain" "$mount_point/data/only"
+    done
+    python3 -c "
+import json
+stats = json.load(open('/run/stats-3'))
+print('log_appends', stats['log_appends'], 'of 4000')
+assert stats['log_appends'] > 2000
+"
+    # The keepers end some time later.
     for _ in $(seq 200); do
         ! umount "$mount_point" 2>/dev/null || break
         sleep 0.1
