@@ -146,7 +146,6 @@ impl EnteringFile<'_> {
         slot.size.store(now.map_or(self.file.status.len_bytes, |now| now.len_bytes), Release);
         slot.position.store(position.unwrap_or(0), Release);
         *self.mapped = Some(self.file.clone());
-        HAS_MAPPED.store(true, Release);
     }
 }
 
@@ -161,6 +160,8 @@ impl Tracked {
         identity: &Identity,
     ) -> Option<EnteringFile<'a>> {
         let mapped = lock(&self.mapped);
+        // Before the kernel's file offset is read: an lseek that comes later waits.
+        HAS_MAPPED.store(true, Release);
         if let Some(id) = lock(&self.closing).take() {
             // The keeper has settled the slot's last file.
             log.leave(id);
