@@ -82,7 +82,7 @@ struct Shares {
     kernel_out: f64,
     /// Zeroing and page faults.
     pages: f64,
-    /// What `uncopy profile` concludes.
+    /// Verdict of `uncopy profile`.
     verdict: String,
     /// Limits of these figures, each a sentence part.
     notes: Vec<String>,
