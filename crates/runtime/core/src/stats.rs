@@ -63,7 +63,7 @@ pub const CONTROL_RELEASE: u8 = b'r';
 /// Reason in the stats file after [`CONTROL_RELEASE`].
 pub const REASON_RELEASED: &str = "released: every view was turned back into plain memory";
 /// First bytes of the stats file: a name and the layout's version.
-pub const MAGIC: [u8; 8] = *b"uncopy\0\x03";
+pub const MAGIC: [u8; 8] = *b"uncopy\0\x04";
 /// Offset of the pid.
 pub const PID_OFFSET: usize = 8;
 /// Offset of the reason's length.
@@ -77,7 +77,7 @@ pub const TRIALS_OFFSET: usize = 512;
 /// Offset of the first shard of counters.
 pub const COUNTERS_OFFSET: usize = TRIALS_OFFSET + TRIALS_BYTES;
 /// Length of a shard, bytes: whole cache lines.
-pub const SHARD_BYTES: usize = 256;
+pub const SHARD_BYTES: usize = 320;
 /// Number of shards, over which threads are spread. A counter's value is the sum over all shards (modulo
 /// 2^64), that of a peak the maximum.
 pub const SHARDS: usize = (FILE_BYTES - COUNTERS_OFFSET) / SHARD_BYTES;
@@ -157,6 +157,12 @@ counters! {
     RefusedBytes => "refused_bytes",
     /// Bytes that were sent by reference: pages of segments, or memory that is only read.
     LentBytes => "lent_bytes",
+    /// Bytes received by reference: they stayed in the kernel.
+    HeldBytes => "held_bytes",
+    /// Bytes received by reference that were sent by reference, once for each send.
+    HeldSentBytes => "held_sent_bytes",
+    /// Bytes received by reference that were read out after all.
+    ReadOutBytes => "read_out_bytes",
     /// Bytes of pages given back to the kernel because it may still have been holding them.
     DroppedBytes => "dropped_bytes",
     /// Number of streams that became lanes.

@@ -70,6 +70,12 @@ impl HoldingPipe {
         ProgramFd::new(self.fd)
     }
 
+    /// Number of the descriptor.
+    #[must_use]
+    pub const fn number(self) -> i32 {
+        self.fd
+    }
+
     /// Returns the pipe under another number, without closing this one; `None` if no number is free.
     #[must_use]
     pub fn renumbered(self) -> Option<Self> {

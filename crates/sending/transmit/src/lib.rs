@@ -17,12 +17,16 @@
 mod bump;
 mod choice;
 mod gather;
+mod held;
 mod part;
 mod pool;
 mod socket_cache;
 mod splice;
 mod zerocopy;
 
+pub use held::{HeldSent, accepts_held, send_held};
+pub use splice::Waiting;
+pub use uncopy_sys::pipe::Pipe;
 pub use zerocopy::Token;
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -2,6 +2,7 @@
 
 pub mod copy;
 pub(crate) mod in_flight;
+pub mod held_input;
 pub mod input;
 pub mod output;
 pub(crate) mod redirected;
