@@ -9,6 +9,9 @@ use crate::errno::{Errno, check};
 use crate::fd::duplicate_high;
 use crate::pipe::{self, Pipe};
 
+/// Maximum number of calls that fill a pipe.
+const MAX_CALLS: usize = 64;
+
 /// A pipe, known by its inode. Closed by [`HoldingPipe::close`], not when dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldingPipe {
@@ -89,13 +92,29 @@ impl HoldingPipe {
         }
     }
 
-    /// Moves up to `len_bytes` received bytes of a socket into the pipe, as far as there is room. Returns
-    /// their number. Waits for bytes only if the socket has none and is in blocking mode.
+    /// Moves up to `len_bytes` received bytes of a socket, which has so many, into the pipe, as far as there
+    /// is room. Returns their number. Waits only if the socket is in blocking mode and its bytes are gone.
     ///
     /// # Errors
     /// Errors of splice(2); EAGAIN if there are no bytes. Nothing was received then.
     pub fn receive(self, socket: ProgramFd, len_bytes: usize) -> Result<usize, Errno> {
-        pipe::splice(socket.number(), self.as_program(), len_bytes, libc::SPLICE_F_MOVE)
+        let splice = |got_bytes| {
+            pipe::splice(socket.number(), self.as_program(), len_bytes - got_bytes, libc::SPLICE_F_MOVE)
+        };
+        let mut got_bytes = splice(0)?;
+        if got_bytes == 0 || got_bytes == len_bytes {
+            return Ok(got_bytes);
+        }
+        // One call moves as many bytes as the pipe has room for if every page fragment is a page long (fs/splice.c,
+        // `do_splice_read`, Linux 6.5), but those of a socket are up to 32 KiB long.
+        for _ in 0..MAX_CALLS {
+            match splice(got_bytes) {
+                Ok(more_bytes @ 1..) if got_bytes + more_bytes < len_bytes => got_bytes += more_bytes,
+                Ok(more_bytes) => return Ok(got_bytes + more_bytes),
+                Err(_) => break,
+            }
+        }
+        Ok(got_bytes)
     }
 
     /// Reads up to `len_bytes` bytes to `to`. Returns their number.

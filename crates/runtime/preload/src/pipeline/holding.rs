@@ -11,6 +11,8 @@ use uncopy_engine::arena::held;
 use uncopy_engine::call::input::Input;
 use uncopy_engine::call::output::Output;
 use uncopy_engine::state::counters;
+use uncopy_engine::state::policy::POLICY;
+use uncopy_core::options::Policy;
 use uncopy_core::stats::Counter;
 use uncopy_record::Function;
 use uncopy_sys::descriptor::ProgramFd;
@@ -34,8 +36,9 @@ pub fn receive(op: &Op, input: &Input<'_>) -> Option<usize> {
 /// Sends an output of which bytes are held in the kernel, if that is possible. Otherwise they are read out.
 pub fn send(fd: ProgramFd, output: &mut Output, flags: c_int) -> Lending {
     let is_non_blocking = socket::is_non_blocking(fd);
+    let is_forced = POLICY.mode() == Policy::Always;
     let is_possible =
-        (is_non_blocking || flags & libc::MSG_DONTWAIT == 0) && transmit::accepts_held(fd, flags);
+        (is_non_blocking || flags & libc::MSG_DONTWAIT == 0) && transmit::accepts_held(fd, flags, is_forced);
     if !is_possible {
         output.read_out();
         return Lending::Gather;
