@@ -136,6 +136,12 @@ pub fn receive_low_water_bytes(fd: impl Descriptor) -> Result<u32, Errno> {
     option::<1>(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).map(|[bytes]| bytes)
 }
 
+/// Whether a peek (MSG_PEEK) would move the position of the next one (SO_PEEK_OFF, on TCP since Linux 6.9).
+#[must_use]
+pub fn has_peek_offset(fd: impl Descriptor) -> bool {
+    option::<1>(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).is_ok_and(|[offset]| offset != u32::MAX)
+}
+
 /// Shuts a connection down in both directions.
 pub fn shut_down(fd: impl Descriptor) {
     // SAFETY: shutdown(2) takes only integers here, and accesses no memory of the process.

@@ -1,5 +1,5 @@
 //! Bytes of segments that were received by reference: they lie in pipes, and are read into their pages of
-//! the arena when somebody needs them (docs/design/segments.md#held-bytes).
+//! the arena when somebody needs them (docs/design/holding.md).
 //!
 //! ```text
 //!           receive                     read out (touched, copied, old, before a fork)

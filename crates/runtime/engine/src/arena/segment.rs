@@ -94,8 +94,9 @@ impl Draft {
         }
     }
 
+    /// Discards held bytes of pages that are about to be given back.
     fn discard_held(&self, pages: ArenaPages) {
-        if self.has_held.load(Relaxed) && !is_outside() {
+        if self.has_held.load(Relaxed) && !pages.is_empty() && !is_outside() {
             held::discard(ARENA.address(pages.start), pages.len_bytes());
         }
     }
@@ -144,10 +145,11 @@ impl Drop for Draft {
         holes.sort_unstable_by_key(|hole| hole.start);
         let mut start = self.pages.start;
         let (end, lent) = (self.owned().end, self.lent());
-        self.discard_held(self.pages);
         for hole in holes.iter().chain([&ArenaPages::new(end, end)]) {
             let part = ArenaPages::new(start, hole.start);
             counters::subtract(Counter::SegmentsBytes, part.len_bytes());
+            // The holes belong to other drafts by now, which may hold bytes there.
+            self.discard_held(part);
             for (part, is_lent) in split(part, lent) {
                 if is_lent {
                     ARENA.quarantine(part);

@@ -14,12 +14,12 @@
 //! the usual way: other flags, a low-water mark (SO_RCVLOWAT), a stream with an upper-layer protocol (kTLS).
 
 use crate::arena::held;
-use crate::call::in_flight::CallResources;
+use crate::call::in_flight::{CallResources, RedirectedParts as Targets};
 use crate::call::input::Input;
 use crate::call::redirected::{Redirected, Target};
 use crate::state::policy::POLICY;
 use crate::state::recording;
-use uncopy_core::addr::{ByteRange, PAGE_BYTES};
+use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::Policy;
 use uncopy_core::policy::trials::catalogue::HOLDING;
 use uncopy_sys::descriptor::ProgramFd;
@@ -28,7 +28,7 @@ use uncopy_sys::iovec::Part;
 use uncopy_sys::{socket, stream};
 
 /// Number of held bytes from which a pipe may pay (relay of 64 KiB over loopback: 0.87 of the server's
-/// processor time, docs/design/segments.md#held-bytes).
+/// processor time, docs/design/holding.md).
 const MIN_BYTES: usize = 32 << 10;
 /// Number of touched pages at one end of a buffer beyond which its bytes are not held.
 const MAX_TOUCHED_PAGES: u32 = 8;
@@ -87,48 +87,95 @@ fn available_bytes(socket: ProgramFd, room_bytes: usize) -> Option<usize> {
 }
 
 impl Input<'_> {
-    /// Receives by reference what a `recv` or `read` of the redirected part would get. Returns the number of
+    /// Receives by reference what a `recv` or `read` of the redirected parts would get. Returns the number of
     /// bytes; `None`: nothing was received, make the call. Preserves `errno`.
     #[must_use]
     pub fn receive_held(&self, socket: ProgramFd) -> Option<usize> {
-        let [part] = self.parts() else { return None };
-        self.inspect(|held| {
-            let CallResources::Input(redirected) = held else { return None };
-            let [(_, target)] = redirected.as_slice() else { return None };
-            if !target.allowed || part.len_bytes < min_bytes() || !is_on(target) {
-                return None;
-            }
+        self.with_targets(|parts, targets| {
             let _errno = SavedErrno::new();
-            receive(socket, *part, target)
+            receive(socket, parts, targets)
+        })
+    }
+
+    /// Whether the program's call would wait for bytes that are to be received by reference. The caller may then
+    /// peek at the first byte, which waits as the call does.
+    #[must_use]
+    pub fn awaits_held(&self, socket: ProgramFd) -> bool {
+        let awaits = self.with_targets(|_, _| {
+            let _errno = SavedErrno::new();
+            let is_empty = stream::unread(socket) == Ok(0);
+            let awaits = is_empty && !socket::is_non_blocking(socket) && socket::is_plain_tcp(socket);
+            (awaits && !socket::has_peek_offset(socket)).then_some(())
+        });
+        awaits.is_some()
+    }
+
+    /// Passes the parts and their targets on if all are redirected and some should be held.
+    fn with_targets<T>(&self, act: impl FnOnce(&[Part], &Targets) -> Option<T>) -> Option<T> {
+        if self.is_outside() {
+            return None;
+        }
+        self.inspect(|held| {
+            let CallResources::Input(targets) = held else { return None };
+            let is_wanted = |(part, (_, target)): (&Part, &(usize, Redirected))| {
+                target.allowed && part.len_bytes >= min_bytes() && is_on(target)
+            };
+            let all_are_redirected = targets.len() == self.parts().len();
+            let is_any_wanted = all_are_redirected && self.parts().iter().zip(targets).any(is_wanted);
+            if is_any_wanted { act(self.parts(), targets) } else { None }
         })
     }
 }
 
-fn receive(socket: ProgramFd, part: Part, target: &Redirected) -> Option<usize> {
-    let available_bytes = available_bytes(socket, part.len_bytes)?;
-    let range = ByteRange::at(target.range.start, available_bytes);
+/// Chooses the bytes of an input of `len_bytes` into a part that are received by reference: numbers of bytes up to
+/// the tail, and in the head. `None`: none.
+fn plan(target: &Redirected, len_bytes: usize) -> Option<(usize, usize)> {
+    if !target.allowed || matches!(target.target, Target::Shared(_)) || !is_on(target) {
+        return None;
+    }
     let learned = POLICY.touches.learned(target.account);
     let touched = [learned.head, learned.tail].map(touched_pages);
-    let Margins { head_bytes, tail_bytes } = margins(range.start, available_bytes, touched)?;
-    let front_bytes = available_bytes.checked_sub(tail_bytes)?;
-    if front_bytes < head_bytes + min_bytes() {
-        return None;
+    let Margins { head_bytes, tail_bytes } = margins(target.range.start, len_bytes, touched)?;
+    let front_bytes = len_bytes.checked_sub(tail_bytes)?;
+    (front_bytes >= head_bytes + min_bytes()).then_some((front_bytes, head_bytes))
+}
+
+/// Receives what is available, or what the parts have room for. `None`: nothing was received.
+fn receive(socket: ProgramFd, parts: &[Part], targets: &Targets) -> Option<usize> {
+    let room_bytes = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len_bytes));
+    let available_bytes = available_bytes(socket, room_bytes)?;
+    let mut got_bytes = 0;
+    for (part, (_, target)) in parts.iter().zip(targets) {
+        let part = Part { len_bytes: part.len_bytes.min(available_bytes - got_bytes), ..*part };
+        let Some(part_bytes) = receive_part(socket, part, target, got_bytes > 0) else { break };
+        got_bytes += part_bytes;
+        if part_bytes < part.len_bytes || got_bytes == available_bytes {
+            break;
+        }
     }
-    match &target.target {
-        Target::Draft(draft) => draft.note_held(),
-        Target::Open(open) => open.segment.note_held(),
-        Target::Shared(_) => return None,
-    }
-    // SAFETY: `part` names pages of the draft or of the open end that belong to this call, behind all filled bytes.
-    let got_bytes = unsafe { held::receive(socket, part.address, front_bytes, head_bytes) };
-    if got_bytes == 0 {
-        return None;
+    (got_bytes > 0).then_some(got_bytes)
+}
+
+/// Receives one part. `has_bytes`: the call has received bytes before. `None`: no more can be.
+fn receive_part(socket: ProgramFd, part: Part, target: &Redirected, has_bytes: bool) -> Option<usize> {
+    let mut got_bytes = 0;
+    if let Some((front_bytes, head_bytes)) = plan(target, part.len_bytes) {
+        match &target.target {
+            Target::Draft(draft) => draft.note_held(),
+            Target::Open(open) => open.segment.note_held(),
+            Target::Shared(_) => return None,
+        }
+        // SAFETY: `part` names pages of the draft or of the open end that belong to this call, behind all filled bytes.
+        got_bytes = unsafe { held::receive(socket, part.address, front_bytes, head_bytes) };
+        if got_bytes == 0 && !has_bytes {
+            return None;
+        }
     }
     // An urgent byte ends a receive that has bytes already.
-    if stream::is_at_mark(socket) == Ok(true) {
+    if (has_bytes || got_bytes > 0) && stream::is_at_mark(socket) == Ok(true) {
         return Some(got_bytes);
     }
-    let rest = Part { address: part.address + got_bytes, len_bytes: available_bytes - got_bytes };
+    let rest = Part { address: part.address + got_bytes, len_bytes: part.len_bytes - got_bytes };
     // SAFETY: `rest` is the end of `part`, whose pages are present and belong to this call.
     let more = unsafe { socket::receive_available(socket, &[rest]) };
     // Another reader of the socket may have been faster.

@@ -148,6 +148,11 @@ impl<'a> Input<'a> {
         self.parts
     }
 
+    /// Whether the thread could not enter the engine again after a call.
+    pub(super) fn is_outside(&self) -> bool {
+        self.section.is_outside()
+    }
+
     /// Inspects the redirected parts, before the call is made.
     pub(super) fn inspect<T>(&self, inspect: impl FnOnce(&CallResources) -> T) -> T {
         self.progress.inspect(inspect)

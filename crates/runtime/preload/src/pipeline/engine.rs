@@ -123,19 +123,22 @@ fn receive_several(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Recei
 #[inline(always)]
 fn redirect(op: &Op, parts: &mut [Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
     let Some(input) = Input::begin(parts, op.caller) else { return receive_in_place(op, call) };
-    if let Some(got_bytes) = holding::receive(op, &input) {
-        input.finish(got_bytes);
-        short_reads::record(op.caller, got_bytes);
-        return ReceiveResult { result: got_bytes as ssize_t, handled_by_engine: true };
+    if let Some(result) = holding::receive(op, &input) {
+        return finish(op, input, result);
     }
     let result = input.call(|parts| call(Some(parts)));
-    let is_misaligned = result == -1 && errno::get() == libc::EINVAL;
-    let got_bytes = usize::try_from(result).unwrap_or(0);
-    input.finish(got_bytes);
-    if is_misaligned {
+    if result == -1 && errno::get() == libc::EINVAL {
         // O_DIRECT may refuse parts that do not end at a sector boundary. Nothing was read.
+        input.finish(0);
         return receive_in_place(op, call);
     }
+    finish(op, input, result)
+}
+
+/// Puts the bytes of a receive in the program's buffers.
+fn finish(op: &Op, input: Input<'_>, result: ssize_t) -> ReceiveResult {
+    let got_bytes = usize::try_from(result).unwrap_or(0);
+    input.finish(got_bytes);
     short_reads::record(op.caller, got_bytes);
     ReceiveResult { result, handled_by_engine: true }
 }

@@ -5,7 +5,9 @@
 
 use super::lending::Lending;
 use super::op::Op;
+use crate::reading;
 use core::ffi::c_int;
+use libc::ssize_t;
 use smallvec::SmallVec;
 use uncopy_engine::arena::held;
 use uncopy_engine::call::input::Input;
@@ -22,15 +24,21 @@ use uncopy_sys::lock::Critical;
 use uncopy_sys::socket::{self, Envelope, Readiness};
 use uncopy_transmit::{self as transmit, HeldSent, Waiting};
 
-/// Receives by reference if the bytes are likely to leave unseen. Returns the number of bytes; `None`: make the call.
-pub fn receive(op: &Op, input: &Input<'_>) -> Option<usize> {
+/// Receives by reference if the bytes are likely to leave unseen. Returns the result of the call; `None`: make it.
+pub fn receive(op: &Op, input: &Input<'_>) -> Option<ssize_t> {
     // A recvmsg and a recvfrom have more to store than bytes. Bytes for a lane are received into shared memory.
     let is_simple = matches!(op.transfer.function, Function::Read | Function::Readv | Function::Recv);
     let flags = op.stream?;
     if !is_simple || flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 || crate::lanes::is_on() {
         return None;
     }
-    input.receive_held(op.fd())
+    let got_bytes = input.receive_held(op.fd());
+    if got_bytes.is_some() || flags & libc::MSG_DONTWAIT != 0 || !input.awaits_held(op.fd()) {
+        return got_bytes.map(|got_bytes| got_bytes as ssize_t);
+    }
+    // Waits as the call does, with its time limit and its signals, and gets its error, or the end of the stream.
+    let peeked = input.call(|parts| reading::peek(op.fd(), parts[0].address, flags));
+    if peeked > 0 { input.receive_held(op.fd()).map(|got_bytes| got_bytes as ssize_t) } else { Some(peeked) }
 }
 
 /// Sends an output of which bytes are held in the kernel, if that is possible. Otherwise they are read out.
