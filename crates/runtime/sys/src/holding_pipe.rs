@@ -138,8 +138,7 @@ impl HoldingPipe {
     pub fn duplicate_to(self, to: Pipe, len_bytes: usize) -> Result<usize, Errno> {
         let flags = libc::SPLICE_F_NONBLOCK;
         // SAFETY: tee(2) takes only integers.
-        let put =
-            unsafe { kernel!(Splice, syscall!(libc::SYS_tee, self.fd, to.number(), len_bytes, flags)) };
+        let put = unsafe { kernel!(Splice, syscall!(libc::SYS_tee, self.fd, to.number(), len_bytes, flags)) };
         check(put).map(|bytes| bytes as usize)
     }
 

@@ -52,7 +52,8 @@ impl Wire {
             set_buffer_size(end, libc::SO_RCVBUFFORCE, 4 << 20);
         }
         // SAFETY: the descriptors were taken out of their owners on the same line.
-        let [near, far] = [near.into_raw_fd(), far.into_raw_fd()].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let [near, far] =
+            [near.into_raw_fd(), far.into_raw_fd()].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         set_nonblocking(near.as_raw_fd(), true);
         Self { near, far, scratch: OracleBytes::new(WIRE), seed }
     }
@@ -72,7 +73,8 @@ impl Wire {
         let mut done = 0;
         while done < len {
             // SAFETY: `scratch` holds `len` bytes.
-            done += unsafe { oracle::raw_write(self.far(), self.scratch.at(done), len - done) }.expect("room");
+            done +=
+                unsafe { oracle::raw_write(self.far(), self.scratch.at(done), len - done) }.expect("room");
         }
         let mut waiting: c_int = 0;
         for _ in 0..10_000 {
@@ -133,7 +135,8 @@ impl Wire {
             unsafe {
                 let got = oracle::raw_read(self.far(), self.scratch.pointer(), want).expect("bytes");
                 assert!(got > 0, "the stream ends");
-                let wrong = oracle::first_difference(self.scratch.pointer(), buffer.mirror_at(at + done), got);
+                let wrong =
+                    oracle::first_difference(self.scratch.pointer(), buffer.mirror_at(at + done), got);
                 assert_eq!(wrong, None, "a wrong byte at this offset after {} arrived", at + done);
                 done += got;
             }
@@ -319,7 +322,10 @@ fn edge_triggered(seed: u64) {
                 std::thread::sleep(Duration::from_micros(200));
                 // SAFETY: the scratch has 64 KiB.
                 let now = unsafe { oracle::raw_read(far, scratch.pointer(), 64 * KIB) }.expect("bytes");
-                sum = scratch.slice(0, now).iter().fold(sum, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+                sum = scratch
+                    .slice(0, now)
+                    .iter()
+                    .fold(sum, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
                 got += now;
             }
             scratch.fill(0, 1, 0, 0);
@@ -340,8 +346,10 @@ fn edge_triggered(seed: u64) {
                 }
             }
         }
-        let expected =
-            message.mirror(0, len).iter().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        let expected = message
+            .mirror(0, len)
+            .iter()
+            .fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
         assert_eq!(reader.join().expect("no panic"), expected, "round {round}");
     }
 }

@@ -298,7 +298,8 @@ fn open() -> bool {
     if FAILURES.load(Relaxed) >= MAX_FAILURES || filter::is_filtered() || !thread::has_handler() {
         return false;
     }
-    let is_unused = |numbers: &GuardedRef<'_, Numbers>| numbers.program.is_none() && numbers.handler.is_none();
+    let is_unused =
+        |numbers: &GuardedRef<'_, Numbers>| numbers.program.is_none() && numbers.handler.is_none();
     let Some((run, mut numbers)) =
         RUNS.iter().find_map(|run| run.pipe.try_lock().filter(is_unused).map(|numbers| (run, numbers)))
     else {
@@ -309,9 +310,8 @@ fn open() -> bool {
     numbers.program = made;
     drop(numbers);
     HAS_NEWS.store(true, Release);
-    let is_ready = made.is_some()
-        && ARENA.uffd().wake_handler(|_| ()).is_ok()
-        && run.pipe.lock().handler.is_some();
+    let is_ready =
+        made.is_some() && ARENA.uffd().wake_handler(|_| ()).is_ok() && run.pipe.lock().handler.is_some();
     if !is_ready {
         run.give_up(&mut run.pipe.lock());
     }

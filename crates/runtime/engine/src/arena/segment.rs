@@ -27,7 +27,9 @@ use uncopy_core::page_map::SiteId;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::presence::is_outside;
-use uncopy_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence};
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence,
+};
 use uncopy_sys::sync::{Arc, UnsafeCell};
 
 /// A run of the arena that one call is filling, and that only this call may access.

@@ -147,7 +147,8 @@ fn place(uffd: Uffd, at: BlockRef, page_address: usize, is_gone: bool) -> bool {
     };
     // SAFETY: the segment's bytes are present while its view is in the page map, which nothing changes
     // while the window is open; `copy` fills absent pages only.
-    let placed = unsafe { at.uffd().copy(page_address, segment.bytes_at(offset_bytes, PAGE_BYTES), PAGE_BYTES) };
+    let placed =
+        unsafe { at.uffd().copy(page_address, segment.bytes_at(offset_bytes, PAGE_BYTES), PAGE_BYTES) };
     match placed.error {
         None => true,
         Some(Errno::EEXIST) => uffd.wake(page_address, PAGE_BYTES),

@@ -1,8 +1,8 @@
 //! The calls that hooks make: copies, inputs, outputs.
 
 pub mod copy;
-pub(crate) mod in_flight;
 pub mod held_input;
+pub(crate) mod in_flight;
 pub mod input;
 pub mod output;
 pub(crate) mod redirected;

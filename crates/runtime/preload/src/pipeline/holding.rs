@@ -9,13 +9,13 @@ use crate::reading;
 use core::ffi::c_int;
 use libc::ssize_t;
 use smallvec::SmallVec;
+use uncopy_core::options::Policy;
+use uncopy_core::stats::Counter;
 use uncopy_engine::arena::held;
 use uncopy_engine::call::input::Input;
 use uncopy_engine::call::output::Output;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::policy::POLICY;
-use uncopy_core::options::Policy;
-use uncopy_core::stats::Counter;
 use uncopy_record::Function;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
@@ -75,10 +75,7 @@ enum End {
 }
 
 enum Step {
-    Bytes {
-        len_bytes: usize,
-        is_full: bool,
-    },
+    Bytes { len_bytes: usize, is_full: bool },
     NoRoom,
 }
 
@@ -123,7 +120,10 @@ impl Message<'_> {
         let mut rest = part;
         loop {
             if len_bytes < rest.len_bytes {
-                return Some(Part { address: rest.address + len_bytes, len_bytes: rest.len_bytes - len_bytes });
+                return Some(Part {
+                    address: rest.address + len_bytes,
+                    len_bytes: rest.len_bytes - len_bytes,
+                });
             }
             len_bytes -= rest.len_bytes;
             self.parts = &self.parts[1..];
@@ -163,7 +163,14 @@ impl Message<'_> {
             held::duplicate(part.address, len_bytes, pipe)
         };
         let has_sent = self.sent_bytes > 0;
-        match transmit::send_held(self.fd, part.len_bytes, (self.flags, more), self.waiting, has_sent, duplicate)? {
+        match transmit::send_held(
+            self.fd,
+            part.len_bytes,
+            (self.flags, more),
+            self.waiting,
+            has_sent,
+            duplicate,
+        )? {
             HeldSent::Bytes { len_bytes, is_full } => {
                 self.referred_bytes += len_bytes;
                 Ok(Step::Bytes { len_bytes, is_full })
