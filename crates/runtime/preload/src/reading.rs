@@ -76,12 +76,6 @@ gate!(pread, "rdx", "r8", MIN_HOOK_BYTES, PREAD, pread_body);
 gate!(pread64, "rdx", "r8", MIN_HOOK_BYTES, PREAD, pread_body);
 gate!(recv, "rdx", "r8", MIN_STREAM_BYTES, RECV, recv_body);
 
-/// Peeks at the first byte of a stream socket by libc's `recv`, which waits and may be cancelled.
-pub fn peek(fd: ProgramFd, to: usize, flags: c_int) -> ssize_t {
-    // SAFETY: the caller passes the address of a byte that may be written.
-    unsafe { RECV.call()(fd, to as Pointer, 1, flags | libc::MSG_PEEK) }
-}
-
 fn op_of_read(transfer: Transfer, buffer: Pointer, len: usize, stream: Stream, caller: usize) -> Op {
     Op { stream, caller, ..Op::new(transfer, Buffers::one(buffer, len)) }
 }

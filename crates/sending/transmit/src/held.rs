@@ -31,17 +31,15 @@ pub enum HeldSent {
     Unavailable,
 }
 
-/// Whether held bytes can be sent to `fd` by reference with these flags. Changes `errno`. Not to sockets that
-/// BBR controls, for the reason given in [`crate::choice`], except for tests (`with_bbr`).
-#[must_use]
-pub fn accepts_held(fd: ProgramFd, flags: i32, with_bbr: bool) -> bool {
+/// Whether held bytes can be sent to `fd` by reference.
+pub fn accepts(fd: ProgramFd, with_bbr: bool) -> bool {
     use socket_cache::Kind::{BbrLocal, BbrRemote, TcpLocal, TcpRemote};
     let is_tcp = match socket_cache::of(fd).0 {
         TcpLocal | TcpRemote => true,
         BbrLocal | BbrRemote => with_bbr,
         _ => false,
     };
-    flags & !crate::ORDINARY_FLAGS == 0 && is_tcp && socket_cache::is_same(fd)
+    is_tcp && socket_cache::is_same(fd)
 }
 
 /// Sends up to `len_bytes` held bytes to a stream socket. `duplicate` puts references to them into a pipe

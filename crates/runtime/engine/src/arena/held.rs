@@ -58,7 +58,7 @@ struct Run {
     /// Round of upkeep in which the bytes arrived or were last sent.
     round: AtomicU32,
     /// Number of the pipe in the program's table, which the program must find closed; -1: none.
-    hidden: AtomicI32,
+    program_number: AtomicI32,
     pipe: Guarded<Numbers>,
 }
 
@@ -107,7 +107,7 @@ impl Run {
                 start: AtomicUsize::new(0),
                 end: AtomicUsize::new(0),
                 round: AtomicU32::new(0),
-                hidden: AtomicI32::new(-1),
+                program_number: AtomicI32::new(-1),
                 pipe: Guarded::new(Numbers { program: None, handler: None }),
             }
         }
@@ -198,7 +198,7 @@ impl Run {
     /// Closes the program's descriptor of an empty pipe, and lets the handler close its own.
     fn give_up(&self, numbers: &mut Numbers) {
         FAILURES.fetch_add(1, Relaxed);
-        self.hidden.store(-1, Relaxed);
+        self.program_number.store(-1, Relaxed);
         if let Some(pipe) = numbers.program.take()
             && !(thread::is_handler() && numbers.handler != Some(pipe))
         {
@@ -306,7 +306,7 @@ fn open() -> bool {
         return false;
     };
     let made = HoldingPipe::open().ok();
-    run.hidden.store(made.map_or(-1, HoldingPipe::number), Relaxed);
+    run.program_number.store(made.map_or(-1, HoldingPipe::number), Relaxed);
     numbers.program = made;
     drop(numbers);
     HAS_NEWS.store(true, Release);
@@ -452,7 +452,7 @@ pub(crate) fn unlock_all() {
 /// Gives the parent's pipes up in a forked child. `has_own_descriptors`: the table is not the parent's.
 pub(crate) fn in_child(has_own_descriptors: bool) {
     for run in RUNS.iter() {
-        run.hidden.store(-1, Relaxed);
+        run.program_number.store(-1, Relaxed);
         let numbers = core::mem::take(&mut *run.pipe.lock());
         if let Some(pipe) = numbers.program.filter(|_| has_own_descriptors) {
             pipe.close();
@@ -465,13 +465,13 @@ pub(crate) fn in_child(has_own_descriptors: bool) {
 /// Descriptors of the pipes in the program's table, which must look closed to the program.
 pub fn descriptors() -> impl Iterator<Item = ProgramFd> {
     let runs: &'static [Run; PIPES] = &RUNS;
-    runs.iter().map(|run| ProgramFd::new(run.hidden.load(Relaxed))).filter(|fd| fd.is_valid())
+    runs.iter().map(|run| ProgramFd::new(run.program_number.load(Relaxed))).filter(|fd| fd.is_valid())
 }
 
 /// Moves a pipe to another number, because the program is about to use this one. False: no pipe has the
 /// number. If no other number is free, the handler reads the bytes out.
 pub fn relocate_descriptor(fd: ProgramFd) -> bool {
-    if !fd.is_valid() || !descriptors().any(|hidden| hidden == fd) {
+    if !fd.is_valid() || !descriptors().any(|own| own == fd) {
         return false;
     }
     let _critical = Critical::enter();
@@ -483,7 +483,7 @@ pub fn relocate_descriptor(fd: ProgramFd) -> bool {
                 numbers.handler = moved;
             }
             numbers.program = moved;
-            run.hidden.store(moved.map_or(-1, HoldingPipe::number), Relaxed);
+            run.program_number.store(moved.map_or(-1, HoldingPipe::number), Relaxed);
             pipe.close();
             return true;
         }

@@ -5,8 +5,7 @@
 
 use super::lending::Lending;
 use super::op::Op;
-use crate::reading;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use libc::ssize_t;
 use smallvec::SmallVec;
 use uncopy_core::options::Policy;
@@ -17,7 +16,7 @@ use uncopy_engine::call::output::Output;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::policy::POLICY;
 use uncopy_record::Function;
-use uncopy_sys::descriptor::ProgramFd;
+use uncopy_sys::descriptor::{Descriptor as _, ProgramFd};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
@@ -37,8 +36,20 @@ pub fn receive(op: &Op, input: &Input<'_>) -> Option<ssize_t> {
         return got_bytes.map(|got_bytes| got_bytes as ssize_t);
     }
     // Waits as the call does, with its time limit and its signals, and gets its error, or the end of the stream.
-    let peeked = input.call(|parts| reading::peek(op.fd(), parts[0].address, flags));
+    let peeked = input.call(|parts| peek(op.fd(), parts[0].address, flags));
     if peeked > 0 { input.receive_held(op.fd()).map(|got_bytes| got_bytes as ssize_t) } else { Some(peeked) }
+}
+
+/// Peeks at the first byte of a stream socket by libc's `recv`, which waits and is a cancellation point.
+fn peek(fd: ProgramFd, to: usize, flags: c_int) -> ssize_t {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the library's hook passes a receive of one byte on, which is cancelled as the program's"
+    )]
+    // SAFETY: the caller passes the address of a byte that may be written.
+    unsafe {
+        libc::recv(fd.number(), to as *mut c_void, 1, flags | libc::MSG_PEEK)
+    }
 }
 
 /// Sends an output of which bytes are held in the kernel, if that is possible. Otherwise they are read out.
