@@ -8,6 +8,7 @@ use crate::descriptor::{Descriptor, OwnFd, ProgramFd};
 use crate::errno::{Errno, check};
 use crate::fd::duplicate_high;
 use crate::pipe::{self, Pipe};
+use crate::stream;
 
 /// Maximum number of calls that fill a pipe.
 const MAX_CALLS: usize = 64;
@@ -108,6 +109,10 @@ impl HoldingPipe {
         // One call moves as many bytes as the pipe has room for if every page fragment is a page long (fs/splice.c,
         // `do_splice_read`, Linux 6.5), but those of a socket are up to 32 KiB long.
         for _ in 0..MAX_CALLS {
+            // A socket in blocking mode would wait for bytes that another reader has taken meanwhile.
+            if !stream::unread(socket).is_ok_and(|unread_bytes| unread_bytes >= len_bytes - got_bytes) {
+                break;
+            }
             match splice(got_bytes) {
                 Ok(more_bytes @ 1..) if got_bytes + more_bytes < len_bytes => got_bytes += more_bytes,
                 Ok(more_bytes) => return Ok(got_bytes + more_bytes),
