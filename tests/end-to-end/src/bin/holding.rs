@@ -303,7 +303,7 @@ fn urgent_bytes(seed: u64) {
 /// A program that waits by edge-triggered epoll relays to a peer that reads slowly, and is never left waiting.
 fn edge_triggered(seed: u64) {
     let mut wire = Wire::new(seed);
-    set_buffer_size(wire.near(), libc::SO_SNDBUF, 200 * KIB as c_int);
+    set_buffer_size(wire.near(), libc::SO_SNDBUF, 200 << 10);
     // SAFETY: epoll calls with valid arguments; the descriptor is this function's.
     let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
     let events = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET | libc::EPOLLRDHUP).cast_unsigned();
