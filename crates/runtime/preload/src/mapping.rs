@@ -9,6 +9,7 @@ use core::ffi::{c_int, c_long, c_ulong, c_void};
 use libc::{iovec, off_t, size_t};
 use smallvec::SmallVec;
 use uncopy_core::addr::PAGE_BYTES;
+use uncopy_engine::arena::held;
 use uncopy_engine::background::activation;
 use uncopy_engine::range::alteration::Alteration;
 use uncopy_engine::range::directory;
@@ -340,6 +341,7 @@ before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int
 /// Returns the numbers of this library's descriptors.
 fn own_descriptors() -> impl Iterator<Item = ProgramFd> {
     activation::descriptors()
+        .chain(held::descriptors())
         .chain(lanes::descriptors())
         .chain(last_thread::descriptors())
         .chain(store::own_descriptors())
@@ -392,7 +394,9 @@ before!(close CLOSE (fd: ProgramFd) -> c_int, {
 /// Moves this library's descriptor away from number `fd`, which the program wants.
 fn make_way(fd: ProgramFd) {
     let _errno = uncopy_sys::errno::SavedErrno::new();
-    let _ = activation::relocate_descriptor(fd) || last_thread::relocate_descriptor(fd);
+    let _ = activation::relocate_descriptor(fd)
+        || held::relocate_descriptor(fd)
+        || last_thread::relocate_descriptor(fd);
 }
 
 #[unsafe(no_mangle)]

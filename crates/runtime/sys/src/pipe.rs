@@ -26,6 +26,57 @@ const MAX_CALLS: usize = 100;
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 
+/// Opens a new pipe in both directions, under a number that the program does not use.
+pub(crate) fn open_both_ways() -> Result<OwnFd, Errno> {
+    let mut ends = [-1; 2];
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: pipe2(2) writes two descriptors, for which `ends` has room.
+    check(unsafe { kernel!(Open, syscall!(libc::SYS_pipe2, ends.as_mut_ptr(), flags)) })?;
+    let [end, _other] = ends.map(OwnFd::new);
+    let both = reopen(&end)?;
+    let high = MIN_NUMBERS.into_iter().find_map(|least| {
+        // SAFETY: fcntl(2) takes only integers and returns a new descriptor.
+        let made = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, &both, libc::F_DUPFD_CLOEXEC, least)) };
+        OwnFd::from_result(made).ok()
+    });
+    high.ok_or(Errno(libc::EMFILE))
+}
+
+/// Opens the pipe with reading end `end` in both directions.
+fn reopen(end: &OwnFd) -> Result<OwnFd, Errno> {
+    // "/proc/self/fd/" and ten digits, without formatting, which may allocate.
+    let mut path = *b"/proc/self/fd/0000000000\0";
+    let mut rest = end.number();
+    for digit in path[14..24].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    // The kernel does not accept leading zeroes there.
+    let zeroes = path[14..23].iter().take_while(|digit| **digit == b'0').count();
+    path.copy_within(14 + zeroes..25, 14);
+    let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: `path` is NUL-terminated and lives through the call; openat(2) only reads it.
+    OwnFd::from_result(unsafe {
+        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
+    })
+}
+
+/// Enlarges a new pipe, as far as the limits of a user's pipes allow. Returns the number of page fragments
+/// that it holds.
+///
+/// # Errors
+/// EMFILE if the user has so many pipes that this one would be tiny; else errors of fcntl(2).
+pub(crate) fn enlarge(fd: &OwnFd) -> Result<usize, Errno> {
+    // SAFETY: these commands of fcntl(2) take only integers and act on a descriptor of ours.
+    let bytes = unsafe {
+        // If this is refused, the pipe keeps its capacity.
+        kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETPIPE_SZ, WANTED_BYTES));
+        check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETPIPE_SZ)))?
+    };
+    let buffers = bytes as usize / PAGE_BYTES;
+    if buffers < MIN_BUFFERS { Err(Errno(libc::EMFILE)) } else { Ok(buffers) }
+}
+
 /// A marked pipe. Closed by [`Pipe::close`], not when dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipe {
@@ -42,52 +93,10 @@ impl Pipe {
     /// Errors of pipe2(2), openat(2) of `/proc/self/fd` and fcntl(2); EMFILE if the user has so
     /// many pipes that this one would be tiny.
     pub fn open(mark: i32) -> Result<Self, Errno> {
-        let mut ends = [-1; 2];
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: pipe2(2) writes two descriptors, for which `ends` has room.
-        check(unsafe { kernel!(Open, syscall!(libc::SYS_pipe2, ends.as_mut_ptr(), flags)) })?;
-        let [end, _other] = ends.map(OwnFd::new);
-        let both = Self::reopen(&end)?;
-        let high = MIN_NUMBERS.into_iter().find_map(|least| {
-            // SAFETY: fcntl(2) takes only integers and returns a new descriptor.
-            let made =
-                unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, &both, libc::F_DUPFD_CLOEXEC, least)) };
-            OwnFd::from_result(made).ok()
-        });
-        Self::prepare(high.ok_or(Errno(libc::EMFILE))?, mark)
-    }
-
-    /// Opens the pipe with reading end `end` in both directions.
-    fn reopen(end: &OwnFd) -> Result<OwnFd, Errno> {
-        // "/proc/self/fd/" and ten digits, without formatting, which may allocate.
-        let mut path = *b"/proc/self/fd/0000000000\0";
-        let mut rest = end.number();
-        for digit in path[14..24].iter_mut().rev() {
-            *digit = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        // The kernel does not accept leading zeroes there.
-        let zeroes = path[14..23].iter().take_while(|digit| **digit == b'0').count();
-        path.copy_within(14 + zeroes..25, 14);
-        let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: `path` is NUL-terminated and lives through the call; openat(2) only reads it.
-        OwnFd::from_result(unsafe {
-            kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
-        })
-    }
-
-    fn prepare(fd: OwnFd, mark: i32) -> Result<Self, Errno> {
-        // SAFETY: these commands of fcntl(2) take only integers and act on a descriptor of ours.
-        let bytes = unsafe {
-            check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, F_SETSIG, mark)))?;
-            // If this is refused (limits of a user's pipes), the pipe keeps its capacity.
-            kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, libc::F_SETPIPE_SZ, WANTED_BYTES));
-            check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, libc::F_GETPIPE_SZ)))?
-        };
-        let buffers = bytes as usize / PAGE_BYTES;
-        if buffers < MIN_BUFFERS {
-            return Err(Errno(libc::EMFILE));
-        }
+        let fd = open_both_ways()?;
+        // SAFETY: F_SETSIG of fcntl(2) takes only integers and acts on a descriptor of ours.
+        check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, F_SETSIG, mark)) })?;
+        let buffers = enlarge(&fd)?;
         Ok(Self { fd: fd.leave_open(), mark, buffers })
     }
 
@@ -95,6 +104,11 @@ impl Pipe {
     #[must_use]
     pub const fn buffers(self) -> usize {
         self.buffers
+    }
+
+    /// Number of the descriptor.
+    pub(crate) const fn number(self) -> i32 {
+        self.fd
     }
 
     /// Whether the descriptor still refers to the marked pipe. `errno` is changed.
@@ -107,20 +121,7 @@ impl Pipe {
     /// Discards the `len_bytes` bytes in the pipe. Returns whether it is empty then.
     #[must_use]
     pub fn drain(self, len_bytes: usize) -> bool {
-        let Some(null_device) = null_device() else { return false };
-        let mut left = len_bytes;
-        // A pending signal ends the call before it has moved anything.
-        for _ in 0..MAX_CALLS {
-            if left == 0 {
-                return true;
-            }
-            match self.splice_to(null_device, left, false) {
-                Ok(bytes) if bytes > 0 => left -= bytes,
-                Err(Errno(libc::EINTR)) => {}
-                _ => return false,
-            }
-        }
-        left == 0
+        drain(self.fd, len_bytes)
     }
 
     /// Closes the pipe, unless the program has closed or replaced it.
@@ -153,12 +154,35 @@ impl Pipe {
     /// # Errors
     /// Errors of splice(2): those of sendmsg(2) on a socket, and EINVAL if `to` does not support splicing.
     pub fn splice_to(self, to: impl Descriptor, len_bytes: usize, more: bool) -> Result<usize, Errno> {
-        let flags = libc::SPLICE_F_NONBLOCK | if more { libc::SPLICE_F_MORE } else { 0 };
-        // SAFETY: splice(2) gets no offsets, so it takes only integers.
-        let passed =
-            unsafe { kernel!(Splice, syscall!(libc::SYS_splice, self.fd, 0, to, 0, len_bytes, flags)) };
-        check(passed).map(|bytes| bytes as usize)
+        splice(self.fd, to, len_bytes, if more { libc::SPLICE_F_MORE } else { 0 })
     }
+}
+
+/// Moves up to `len_bytes` bytes from one descriptor to another, of which at least one is a pipe. Does not wait
+/// for the pipe.
+pub(crate) fn splice(from: i32, to: impl Descriptor, len_bytes: usize, flags: u32) -> Result<usize, Errno> {
+    let flags = flags | libc::SPLICE_F_NONBLOCK;
+    // SAFETY: splice(2) gets no offsets, so it takes only integers.
+    let passed = unsafe { kernel!(Splice, syscall!(libc::SYS_splice, from, 0, to, 0, len_bytes, flags)) };
+    check(passed).map(|bytes| bytes as usize)
+}
+
+/// Discards `len_bytes` bytes of a pipe of ours. Returns whether all are gone.
+pub(crate) fn drain(pipe: i32, len_bytes: usize) -> bool {
+    let Some(null_device) = null_device() else { return false };
+    let mut left = len_bytes;
+    // A pending signal ends the call before it has moved anything.
+    for _ in 0..MAX_CALLS {
+        if left == 0 {
+            return true;
+        }
+        match splice(pipe, null_device, left, 0) {
+            Ok(bytes) if bytes > 0 => left -= bytes,
+            Err(Errno(libc::EINTR)) => {}
+            _ => return false,
+        }
+    }
+    left == 0
 }
 
 /// A descriptor of `/dev/null`, to which unwanted bytes of a pipe are spliced.

@@ -17,6 +17,7 @@ mod foreign;
 mod forks;
 mod handlers;
 mod haproxy;
+mod holding;
 mod hostile;
 mod icecast;
 mod kernel;
