@@ -151,8 +151,10 @@ fn file_programs_behave_the_same_with_a_log() {
 #[test]
 fn file_programs_behave_the_same_with_a_log_that_has_the_only_copy() {
     if can_log("programs of files, by the log alone") {
+        // At least eight programs, for the same reason as below.
+        let operations = (operations() / 50).max(8 * FILE_OPERATIONS as u64);
         for seed in [1, fresh_seed()] {
-            let totals = run_file_share(seed, operations() / 50, LogMode::Only).totals;
+            let totals = run_file_share(seed, operations, LogMode::Only).totals;
             for counter in [Counter::LogAppends, Counter::LogAppendedBytes, Counter::LogDepartures] {
                 assert!(totals.counter(counter) > 0, "{counter:?} is zero: no log took part");
             }

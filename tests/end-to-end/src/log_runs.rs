@@ -216,13 +216,16 @@ pub fn files(directory: &Path) -> BTreeMap<String, FileState> {
 }
 
 fn state(path: &Path) -> FileState {
+    let is_file = std::fs::symlink_metadata(path).expect("a file").is_file();
+    // The file is opened first: that waits for the keeper, before which its size may be a second old.
+    let digest = if is_file { digest(path) } else { 0 };
     let found = std::fs::symlink_metadata(path).expect("a file");
     FileState {
         len_bytes: found.len(),
         mode: found.mode(),
         links: found.nlink(),
         modified_s: found.mtime(),
-        digest: if found.is_file() { digest(path) } else { 0 },
+        digest,
     }
 }
 

@@ -31,7 +31,7 @@ fn skip(test: &str, why: &str) {
 }
 
 /// Whether this machine lets the test sample processes; else says why not.
-fn may_sample(test: &str) -> bool {
+pub fn may_sample(test: &str) -> bool {
     let scratch = Scratch::new("may-sample");
     let pid = std::process::id().to_string();
     let done = uncopy(&["profile", "--duration", "0.001", "--pid", &pid]).run(&scratch, "probe");

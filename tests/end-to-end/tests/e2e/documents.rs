@@ -71,7 +71,7 @@ fn every_json_document_has_its_schema_version() {
     let file = |name: &str| scratch.join(name).to_str().expect("UTF-8").to_owned();
     let read = |name: &str| std::fs::read(scratch.join(name)).expect("written");
 
-    let tested = ["doctor", "log ls", "net ls", "net stats", "ps", "report"];
+    let tested = ["doctor", "log ls", "net ls", "net stats", "profile", "ps", "report"];
     assert_eq!(commands_with_json(), tested.map(str::to_owned).into());
 
     expect_schema("`ps`", &command_output(&scratch, &["ps", "--json"]));
@@ -97,6 +97,12 @@ fn every_json_document_has_its_schema_version() {
         "`report --diff`",
         &command_output(&scratch, &["report", "--json", "--diff", &profile, &profile]),
     );
+
+    if super::attach::may_sample("every_json_document_has_its_schema_version") {
+        let pid = std::process::id().to_string();
+        let sampled = command_output(&scratch, &["profile", "--json", "--duration", "0.1", "--pid", &pid]);
+        expect_schema("`profile --pid`, `profile -a`", &sampled);
+    }
 
     let service = NetService::start(&scratch, &[]);
     expect_schema("`net ls`, `net stats`", service.document("ls").to_string().as_bytes());
