@@ -77,7 +77,7 @@ pub const TRIALS_OFFSET: usize = 512;
 /// Offset of the first shard of counters.
 pub const COUNTERS_OFFSET: usize = TRIALS_OFFSET + TRIALS_BYTES;
 /// Length of a shard, bytes: whole cache lines.
-pub const SHARD_BYTES: usize = 320;
+pub const SHARD_BYTES: usize = 384;
 /// Number of shards, over which threads are spread. A counter's value is the sum over all shards (modulo
 /// 2^64), that of a peak the maximum.
 pub const SHARDS: usize = (FILE_BYTES - COUNTERS_OFFSET) / SHARD_BYTES;

@@ -1,7 +1,7 @@
 //! Sends of bytes that are held in a pipe of the caller's: a duplicate of the references goes to the socket
 //! by splice, so that what is not sent stays held.
 //!
-//! Result and errors are those of `sendmsg`, for the reasons given in [`crate::splice`].
+//! Result and errors are those of `sendmsg`, for the reasons given in [`mod@crate::splice`].
 
 use crate::pool;
 use crate::socket_cache;
