@@ -10,11 +10,15 @@ use serde_json::Value;
 use crate::command::{self, build_tmp, limited, program, scratch_in};
 
 /// Counts network namespaces that a process is in, has a descriptor of, or has mounted, and devices. The shell itself
-/// accounts for one namespace and one loopback device.
+/// accounts for one namespace and one loopback device. Processes that were killed need some time to end.
 const COUNT_LEFTOVERS: &str = "
-namespaces=$(readlink /proc/[0-9]*/ns/net /proc/[0-9]*/fd/* | grep '^net:' | sort -u | wc -l)
-mounted=$(grep -c nsfs /proc/self/mountinfo)
-devices=$(grep -c : /proc/self/net/dev)
+for turn in $(seq 200); do
+    namespaces=$(readlink /proc/[0-9]*/ns/net /proc/[0-9]*/fd/* | grep '^net:' | sort -u | wc -l)
+    mounted=$(grep -c nsfs /proc/self/mountinfo)
+    devices=$(grep -c : /proc/self/net/dev)
+    [ $namespaces -gt 1 ] || [ $mounted -gt 0 ] || [ $devices -gt 1 ] || break
+    sleep 0.1
+done
 echo left: $namespaces namespaces, $mounted mounted, $devices devices >&2
 ";
 
