@@ -115,6 +115,7 @@ test-net: ## Build; twenty million segments of the user-level TCP over bad links
 test-timed: ## Build, run the tests that compare times: for a machine with nothing else to do
 	@$(MAKE) --no-print-directory bench
 	UNCOPY_BIN_DIR=$(release) $(CARGO) test --locked -p uncopy-bench --test bench -- --ignored trials::
+	UNCOPY_BIN_DIR=$(release) UNCOPY_TEST_QUIET=1 $(CARGO) test --locked -p uncopy-tests --test e2e -- --test-threads 1 attach::
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions
 	@scripts/install-packages test
