@@ -16,25 +16,40 @@ const NOTICE_DELAY: Duration = Duration::from_secs(1);
 /// Longest wait for the keeper of a program that has ended.
 const MAX_RELEASE: Duration = Duration::from_secs(30);
 
-/// Waits while a log is in use although its program has ended: its files do not have all bytes yet.
-pub fn until_released(log: &Path) {
-    let start = Instant::now();
-    let mut has_notified = false;
-    while logs::is_being_released(log) && start.elapsed() < MAX_RELEASE {
-        if start.elapsed() >= NOTICE_DELAY && !has_notified {
-            has_notified = true;
-            let name = Quoted(log.as_os_str());
-            output::print_message(format_args!("waiting until the keeper of {name} has written its files"));
+/// A wait that looks again and again, and says once what it waits for.
+struct Wait {
+    start: Instant,
+    has_notified: bool,
+}
+
+impl Wait {
+    fn begin() -> Self {
+        Self { start: Instant::now(), has_notified: false }
+    }
+
+    /// Waits until the next look.
+    fn pause(&mut self, notice: std::fmt::Arguments<'_>) {
+        if self.start.elapsed() >= NOTICE_DELAY && !self.has_notified {
+            self.has_notified = true;
+            output::print_message(notice);
         }
         thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Waits while a log is in use although its program has ended: its files do not have all bytes yet.
+pub fn until_released(log: &Path) {
+    let mut wait = Wait::begin();
+    while logs::is_being_released(log) && wait.start.elapsed() < MAX_RELEASE {
+        let name = Quoted(log.as_os_str());
+        wait.pause(format_args!("waiting until the keeper of {name} has written its files"));
     }
 }
 
 /// Waits until no process uses a log in this directory.
 pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
     let timeout = matches.get_one::<u64>(args::TIMEOUT).map(|seconds| Duration::from_secs(*seconds));
-    let start = Instant::now();
-    let mut has_notified = false;
+    let mut wait = Wait::begin();
     let name = Quoted(directory.as_os_str());
     loop {
         let paths = match logs::paths(directory) {
@@ -48,15 +63,10 @@ pub fn wait(directory: &Path, matches: &ArgMatches) -> u8 {
         if used.is_empty() && !log_files::is_being_made(directory).unwrap_or(false) {
             return EXIT_OK;
         }
-        let elapsed = start.elapsed();
-        if timeout.is_some_and(|timeout| elapsed >= timeout) {
+        if timeout.is_some_and(|timeout| wait.start.elapsed() >= timeout) {
             output::print_message(format_args!("logs in {name} are still in use; see 'uncopy log ls'"));
             return EXIT_FAILURE;
         }
-        if elapsed >= NOTICE_DELAY && !has_notified {
-            has_notified = true;
-            output::print_message(format_args!("waiting until the logs in {name} are no longer in use"));
-        }
-        thread::sleep(POLL_INTERVAL);
+        wait.pause(format_args!("waiting until the logs in {name} are no longer in use"));
     }
 }

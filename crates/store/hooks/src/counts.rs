@@ -24,13 +24,14 @@ pub fn count_append(len_bytes: usize, referenced_bytes: usize) {
     counters::add(Counter::LogAppendedBytes, len_bytes);
     counters::add(Counter::LogReferencedBytes, referenced_bytes);
     let (inputs, misses) = optimistic_inputs();
-    for (counter, counted, now) in
-        [(Counter::LogOptimisticInputs, &INPUTS, inputs), (Counter::LogOptimisticMisses, &MISSES, misses)]
-    {
-        let more = now.saturating_sub(counted.fetch_max(now, Relaxed));
-        if more > 0 {
-            counters::add(counter, more as usize);
-        }
+    add_more(Counter::LogOptimisticInputs, &INPUTS, inputs);
+    add_more(Counter::LogOptimisticMisses, &MISSES, misses);
+}
+
+/// Adds what a number that only grows has more than was `counted` before.
+fn add_more(counter: Counter, counted: &AtomicU64, now: u64) {
+    if now > counted.load(Relaxed) {
+        counters::add(counter, now.saturating_sub(counted.fetch_max(now, Relaxed)) as usize);
     }
 }
 
@@ -44,9 +45,5 @@ pub fn count_sync(len_bytes: usize) {
 /// Counts the files that have left a mapped log since the last call.
 pub fn count_departures() {
     static COUNTED: AtomicU64 = AtomicU64::new(0);
-    let departures = store::mapped_departures();
-    let counted = COUNTED.fetch_max(departures, Relaxed);
-    if departures > counted {
-        counters::add(Counter::LogDepartures, (departures - counted) as usize);
-    }
+    add_more(Counter::LogDepartures, &COUNTED, store::mapped_departures());
 }

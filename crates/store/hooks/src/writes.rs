@@ -36,9 +36,7 @@ pub fn write(
         OngoingWrite::Counted(counted) => {
             drop(critical);
             let written = passthrough();
-            if let Ok(len_bytes) = usize::try_from(written) {
-                counted.note_written(len_bytes);
-            }
+            counted.note_result(written);
             written
         }
         OngoingWrite::Logged(write) => {

@@ -13,6 +13,7 @@
 //! every structure has a CRC-32C.
 
 use crc32c::crc32c;
+pub use uncopy_mapped::table::{Identity, MAX_PATH_BYTES};
 
 /// Version of the format.
 pub const VERSION: u32 = 1;
@@ -22,8 +23,6 @@ pub const RING_OFFSET: u64 = 64 << 10;
 pub const CHECKPOINTS: [u64; 2] = [4 << 10, 8 << 10];
 /// Size of the superblock and of a checkpoint, bytes.
 pub const BLOCK_BYTES: usize = 4 << 10;
-/// Maximum length of a path, bytes.
-pub const MAX_PATH_BYTES: usize = 4095;
 /// Maximum number of extents in a record.
 pub const MAX_EXTENTS: usize = 256;
 /// Maximum length of a record, bytes.
@@ -82,19 +81,6 @@ pub struct Checkpoint {
     pub process: u64,
     /// Failure to write a file, if any.
     pub failure: Option<Failure>,
-}
-
-/// Identity of the file that a record belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Identity {
-    /// Number of the device (stat(2)).
-    pub device: u64,
-    /// Number of the inode (stat(2)).
-    pub inode: u64,
-    /// Generation of the inode, or 0. Inode numbers are reused.
-    pub generation: u64,
-    /// Path of the file when the file began to be logged.
-    pub path: Vec<u8>,
 }
 
 /// A run of a file's bytes in a record.

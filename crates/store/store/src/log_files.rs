@@ -170,15 +170,24 @@ pub fn open_or_create_empty(
     anywhere: bool,
     is_needed: &dyn Fn() -> bool,
 ) -> Result<EmptyLog, Errno> {
-    let lock = file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
-    // The directory is locked exclusively only for a moment, by `is_being_made`.
-    let _ = file_lock::lock_shared(&lock);
+    let _announced = announce_making(directory)?;
     for path in logs(directory).unwrap_or_default() {
         if let Some(empty) = reuse(&path, len_bytes, anywhere) {
             return Ok(empty);
         }
     }
     make(directory, len_bytes, anywhere, is_needed)
+}
+
+/// Announces to [`is_being_made`] that a log is being made in a directory, for as long as the descriptor is open.
+///
+/// # Errors
+/// An error of opening the directory.
+pub fn announce_making(directory: &Path) -> Result<OwnFd, Errno> {
+    let lock = file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    // The directory is locked exclusively only for a moment, by `is_being_made`.
+    let _ = file_lock::lock_shared(&lock);
+    Ok(lock)
 }
 
 /// Returns whether a process is making a log in a directory.

@@ -1,8 +1,9 @@
 //! A file mapped shared, which children do not inherit.
 
-use super::mapping::{map, replace};
+use super::files::{map_shared, map_sync};
+use super::mapping::replace;
 use crate::call::{kernel, syscall};
-use crate::descriptor::{Descriptor as _, OwnRef};
+use crate::descriptor::OwnRef;
 use crate::errno::{Errno, check};
 
 /// A shared mapping of a whole file. Not unmapped when dropped: see [`FileMapping::detach`].
@@ -21,8 +22,7 @@ impl FileMapping {
     /// # Errors
     /// EOPNOTSUPP if the file is not on persistent memory; other errors of mmap(2) and madvise(2).
     pub fn new(file: OwnRef, len_bytes: usize, is_persistent: bool) -> Result<Self, Errno> {
-        let flags = if is_persistent { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC } else { libc::MAP_SHARED };
-        let base = map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, flags, file.number())?;
+        let base = if is_persistent { map_sync(file, len_bytes) } else { map_shared(file, len_bytes) }?;
         let mapping = Self { base, len_bytes };
         // A child that drops privileges must not be able to write to its parent's file.
         // SAFETY: the range is the mapping made above, which nothing uses yet.

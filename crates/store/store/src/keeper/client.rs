@@ -57,11 +57,25 @@ struct Client {
 /// Serves a program that has asked for a log: gives it `empty`, and holds its files until the program has
 /// ended. Returns whether the program waits for the end.
 pub fn serve(link: &OwnFd, bell: &OwnFd, empty: &EmptyLog) -> bool {
-    match begin(link, empty) {
+    // SAFETY: `Client::keep` consumes the client, the only user of `JointMemory::as_ref`'s reference.
+    unsafe { serve_by(link, begin(link, empty), |client, watched| client.keep(link, bell, watched)) }
+}
+
+/// Serves a program by `keep`, whose client uses the memory that they share, or tells the program that there is no log.
+/// `keep` gets a descriptor that is ready when the program has ended, and returns whether the program waits for the end.
+///
+/// # Safety
+/// After `keep`, nothing uses a reference from [`JointMemory::as_ref`].
+pub unsafe fn serve_by<C>(
+    link: &OwnFd,
+    begun: Result<(C, JointMemory), Errno>,
+    keep: impl FnOnce(C, Option<&OwnFd>) -> bool,
+) -> bool {
+    match begun {
         Ok((client, joint)) => {
             let watched = seqpacket::peer_process(link).and_then(|process| watch_process(process).ok());
-            let waits = client.keep(link, bell, watched.as_ref());
-            // SAFETY: `Client::keep` consumed the client, the only user of `JointMemory::as_ref`'s reference.
+            let waits = keep(client, watched.as_ref());
+            // SAFETY: the caller promises that no reference to the memory is used after `keep`.
             unsafe { joint.unmap() };
             waits
         }

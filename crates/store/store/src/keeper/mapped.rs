@@ -12,13 +12,13 @@
 
 mod end;
 
-use super::client::answer;
+use super::client::{answer, serve_by};
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
 use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
 use crate::mark::{self, Owner};
 use crate::messages::{
-    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, UNAVAILABLE, WELCOME_MAPPED,
+    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED,
 };
 use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -28,7 +28,7 @@ use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::mapping::Mapping;
 use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::table::{Entry, FileId};
-use uncopy_sys::background::{was_notified, watch_process};
+use uncopy_sys::background::was_notified;
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::JointMemory;
@@ -91,20 +91,8 @@ struct Client<'a> {
 /// Serves a program that has asked for a log: gives it `log`, and holds its files until the program has ended.
 /// Returns whether the program waits for the end.
 pub fn serve(link: &OwnFd, bell: &OwnFd, log: &MappedLog) -> bool {
-    match begin(link, log) {
-        Ok((client, joint)) => {
-            let watched = seqpacket::peer_process(link).and_then(|process| watch_process(process).ok());
-            let waits = client.keep(link, bell, watched.as_ref());
-            // SAFETY: `Client::keep` consumed the client, the only user of `JointMemory::as_ref`'s reference.
-            unsafe { joint.unmap() };
-            waits
-        }
-        Err(errno) => {
-            // A program that this message does not reach sees the connection close.
-            answer(link, &[UNAVAILABLE, errno.0 as u64]);
-            false
-        }
-    }
+    // SAFETY: `Client::keep` consumes the client, the only user of `JointMemory::as_ref`'s reference.
+    unsafe { serve_by(link, begin(link, log), |client, watched| client.keep(link, bell, watched)) }
 }
 
 fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemory), Errno> {

@@ -16,7 +16,7 @@ use uncopy_mapped::record::Source;
 use uncopy_mapped::recovery::Recovery;
 use uncopy_sys::descriptor::{Descriptor, OwnRef};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{PAGE_BYTES, file, file_lock, ids, mem};
+use uncopy_sys::{PAGE_BYTES, file, ids, mem};
 
 /// Last part of a mapped log's name.
 pub const SUFFIX: &str = "mapped";
@@ -267,9 +267,7 @@ pub fn open_or_create_empty(
     emulates: bool,
     is_needed: &dyn Fn() -> bool,
 ) -> Result<MappedLog, Errno> {
-    let lock = file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
-    // The directory is locked exclusively only for a moment, by `is_being_made`.
-    let _ = file_lock::lock_shared(&lock);
+    let _announced = log_files::announce_making(directory)?;
     let file_bytes = len_bytes.next_multiple_of(2 * PAGE_BYTES as u64);
     // The other half is chunk 0.
     let len_bytes = file_bytes / 2;

@@ -10,7 +10,6 @@
 
 use super::digest::{carry_out, forget_all, trim};
 use super::file::{Backing, LogMemory, MappedLog, Unreadable};
-use crate::layout;
 use crate::log_files::{
     LockedLog, MAX_SILENCE_NS, OnDisk, Outcome, Recovered, RecoveryOptions, boot, machine,
 };
@@ -212,7 +211,7 @@ impl Found {
         let mut without = OnDisk { is_same_boot, is_rewritten: false, search: &ways.search, until_ns: None };
         let mut found = BTreeMap::new();
         for (id, summary) in recovery.summary() {
-            let file = summary.identity.as_ref().map(|identity| with_records.find(&of_layout(identity), log));
+            let file = summary.identity.as_ref().map(|identity| with_records.find(identity, log));
             found.insert(id, (summary, file.unwrap_or(FileLookup::Gone)));
         }
         let has_records = |(_, other): &(FileId, Identity)| {
@@ -222,7 +221,7 @@ impl Found {
         let others: Vec<_> = reader.files().filter(|file| !has_records(file)).collect();
         for (id, identity) in others {
             // A file without records has all bytes, and only loses its mark.
-            let file = match without.find(&of_layout(&identity), log) {
+            let file = match without.find(&identity, log) {
                 FileLookup::Unresolved => FileLookup::Gone,
                 file => file,
             };
@@ -240,7 +239,7 @@ impl Found {
                     recovered.records += summary.records;
                     recovered.bytes += summary.bytes;
                 }
-                (FileLookup::Unresolved, Some(identity)) => recovered.unresolved.push(of_layout(identity)),
+                (FileLookup::Unresolved, Some(identity)) => recovered.unresolved.push(identity.clone()),
                 _ => recovered.gone_records += summary.records,
             }
         }
@@ -284,11 +283,6 @@ impl Found {
         }
         written.into_iter().try_for_each(file::sync_data)
     }
-}
-
-fn of_layout(identity: &Identity) -> layout::Identity {
-    let Identity { device, inode, generation, ref path } = *identity;
-    layout::Identity { device, inode, generation, path: path.clone() }
 }
 
 #[cfg(test)]

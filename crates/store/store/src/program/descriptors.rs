@@ -220,8 +220,14 @@ pub struct CountedWrite {
 }
 
 impl CountedWrite {
-    /// Adds the bytes that the write has written.
-    pub fn note_written(&self, len_bytes: usize) {
+    /// Adds the bytes that the write has written. `result`: the return value of write(2).
+    pub fn note_result(&self, result: isize) {
+        if let Ok(len_bytes) = usize::try_from(result) {
+            self.note_written(len_bytes);
+        }
+    }
+
+    fn note_written(&self, len_bytes: usize) {
         self.known.written_bytes.fetch_add(len_bytes, Relaxed);
         self.known.write_ns.fetch_add(clock::now_ns() - self.begun_ns, Relaxed);
     }

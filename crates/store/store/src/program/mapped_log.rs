@@ -9,18 +9,18 @@ use crate::lock;
 use crate::log_files::boot;
 use crate::mapped::file::LogMemory;
 use crate::state::{Moment, State};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_mapped::digest::Digester;
-use uncopy_mapped::layout::Lsn;
+use uncopy_mapped::layout::{Lsn, Superblock};
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::{Flushing, Mapping};
 use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::parts::{AppendError, Part};
 use uncopy_mapped::reader::Reader;
 use uncopy_mapped::recovery::Recovery;
-use uncopy_mapped::table::{self, FileId};
+use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::OwnRef;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::FileMapping;
@@ -37,12 +37,14 @@ pub struct MappedLog {
     memory: FileMapping,
     file: OwnRef,
     is_persistent: bool,
+    superblock: Superblock,
     log: Mutex<Log<Mapping>>,
     /// The log and chunk 0 behind it.
     all: Mapping,
     pool: ChunkPool,
-    /// End of the log's memory, bytes from its beginning, whose pages are mapped.
-    mapped_bytes: AtomicUsize,
+    /// Sequence number up to which the pages of records are mapped, and the number at which all are.
+    mapped: AtomicU64,
+    all_mapped: u64,
     /// Time of the last look at the keeper, ms.
     looked_ms: AtomicU64,
 }
@@ -84,10 +86,21 @@ impl MappedLog {
         let (log, all) = attached.inspect_err(|_| {
             let _ = memory.detach(core::iter::empty());
         })?;
-        let pool_bytes = LogMemory::new(&all, log.superblock()).chunks()[0].len_bytes();
+        let (superblock, head) = (*log.superblock(), log.head().0);
+        let pool_bytes = LogMemory::new(&all, &superblock).chunks()[0].len_bytes();
         let pool = ChunkPool::new(memory.address() + memory.len_bytes() - pool_bytes, pool_bytes);
-        let (mapped_bytes, looked_ms) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Ok(Self { memory, file, is_persistent, log: Mutex::new(log), all, pool, mapped_bytes, looked_ms })
+        Ok(Self {
+            memory,
+            file,
+            is_persistent,
+            superblock,
+            log: Mutex::new(log),
+            all,
+            pool,
+            mapped: AtomicU64::new(head),
+            all_mapped: head + superblock.ring_bytes() as u64,
+            looked_ms: AtomicU64::new(0),
+        })
     }
 
     /// Whether the log survives power loss.
@@ -99,12 +112,10 @@ impl MappedLog {
     /// Registers a file; `None`: the table of files is full, or the path too long.
     #[must_use]
     pub fn register(&self, identity: &Identity) -> Option<FileId> {
-        let Identity { device, inode, generation, path } = identity.clone();
-        let identity = table::Identity { device, inode, generation, path };
         if !self.is_whole() {
             return None;
         }
-        lock(&self.log).register(&identity).ok()
+        lock(&self.log).register(identity).ok()
     }
 
     /// Ends appending for a file whose records the digester has forgotten.
@@ -133,9 +144,8 @@ impl MappedLog {
         if !self.is_whole() {
             return Err(AppendError::TooLong);
         }
-        self.map_pages(&log, parts);
-        let chunks = LogMemory::new(&self.all, log.superblock()).chunks();
-        let end = log.append(&chunks[..], id, offset, parts)?;
+        self.map_pages(log.head(), parts);
+        let end = log.append(&self.contents().chunks()[..], id, offset, parts)?;
         let is_reference =
             |part: &Part<'_>| if let Part::Reference(reference) = part { Some(*reference) } else { None };
         // Before the commit: a digester may retire the record right after it.
@@ -147,25 +157,24 @@ impl MappedLog {
     }
 
     /// Maps the pages of the next records together, in the first lap of the ring: a page fault for each page would take
-    /// longer than the copy (measured on tmpfs: 12.9 µs for 4 KiB).
-    fn map_pages(&self, log: &Log<Mapping>, parts: &[Part<'_>]) {
-        let is_inline = |part: &&Part<'_>| matches!(part, Part::Bytes(_));
-        let inline = parts
-            .iter()
-            .filter(is_inline)
-            .map(|part| if let Part::Bytes(bytes) = part { bytes.len() } else { 0 });
-        let superblock = log.superblock();
-        let until = superblock.position(log.head()) + inline.sum::<usize>() + PAGE_BYTES;
-        let mapped_bytes = self.mapped_bytes.load(Relaxed);
-        if until > mapped_bytes {
-            let from = mapped_bytes.max(superblock.ring_at() / PAGE_BYTES * PAGE_BYTES);
-            let to = (until.max(from) + MAPPED_AHEAD_BYTES).next_multiple_of(PAGE_BYTES);
-            let to = to.min(superblock.len_bytes as usize / PAGE_BYTES * PAGE_BYTES);
-            if from < to {
-                // Before Linux 5.14, or without memory, each access faults instead.
-                let _ = mem::populate(self.memory.address() + from, to - from);
-            }
-            self.mapped_bytes.store(to, Relaxed);
+    /// longer than the copy (measured on tmpfs: 12.9 µs for 4 KiB). The caller holds the log's lock.
+    fn map_pages(&self, head: Lsn, parts: &[Part<'_>]) {
+        let mapped = self.mapped.load(Relaxed);
+        if mapped >= self.all_mapped {
+            return;
+        }
+        let inline_bytes = |part: &Part<'_>| if let Part::Bytes(bytes) = part { bytes.len() } else { 0 };
+        let record_bytes = parts.iter().map(inline_bytes).sum::<usize>() + PAGE_BYTES;
+        let missing_bytes = (head.0 + record_bytes as u64).saturating_sub(mapped) as usize;
+        if missing_bytes > 0 {
+            let from = self.superblock.position(Lsn(mapped));
+            let ring_end = self.superblock.ring_at() + self.superblock.ring_bytes();
+            let len_bytes = (missing_bytes + MAPPED_AHEAD_BYTES).min(ring_end - from);
+            let first_page = from / PAGE_BYTES * PAGE_BYTES;
+            let end = (from + len_bytes).next_multiple_of(PAGE_BYTES).min(self.memory.len_bytes());
+            // Before Linux 5.14, or without memory, each access faults instead.
+            let _ = mem::populate(self.memory.address() + first_page, end - first_page);
+            self.mapped.store(mapped + len_bytes as u64, Relaxed);
         }
     }
 
@@ -208,13 +217,13 @@ impl MappedLog {
         let mut log = lock(&self.log);
         let tail = log.release();
         self.pool.retire(tail);
-        (log.used_bytes(), log.superblock().ring_bytes() as u64, tail.0)
+        (log.used_bytes(), self.superblock.ring_bytes() as u64, tail.0)
     }
 
     /// Returns the maximum number of bytes of one record.
     #[must_use]
-    pub fn max_record_bytes(&self) -> usize {
-        lock(&self.log).superblock().max_record_bytes()
+    pub const fn max_record_bytes(&self) -> usize {
+        self.superblock.max_record_bytes()
     }
 
     /// Returns a digester of the log, for a process whose keeper has died.
@@ -237,7 +246,7 @@ impl MappedLog {
     /// Returns the memory of the log and of its chunks.
     #[must_use]
     pub fn contents(&self) -> LogMemory<'_> {
-        LogMemory::new(&self.all, lock(&self.log).superblock())
+        LogMemory::new(&self.all, &self.superblock)
     }
 
     /// Whether it is time to look whether the keeper lives.

@@ -197,6 +197,12 @@ impl Session {
         self.has_ended.load(Acquire)
     }
 
+    /// Returns whether the keeper is known to have ended. With a mapped log, this looks from time to time.
+    #[must_use]
+    pub fn has_lost_keeper(&self) -> bool {
+        self.mapped().is_some_and(MappedLog::is_look_due) && self.has_ended() || self.is_ended()
+    }
+
     /// Returns whether the keeper has ended. This makes a system call.
     #[must_use]
     pub fn has_ended(&self) -> bool {

@@ -11,7 +11,7 @@ use super::{FILES, Tracked, WriteAt, file_at, note_left};
 use crate::layout::Identity;
 use crate::lock;
 use crate::mapped::digest::{self, DigestError};
-use crate::mark;
+use crate::mapped::file::supports_file;
 use crate::messages::{DONE, DROP, MAKE_ROOM};
 use crate::program::descriptors::{self, Kind};
 use crate::program::mapped_log::MappedLog;
@@ -102,17 +102,13 @@ impl MappedFile {
     }
 }
 
-/// tmpfs (linux/magic.h), whose files may be in a log on tmpfs.
-const TMPFS: u32 = 0x0102_1994;
-
 /// Whether a file can be in a mapped log.
 pub fn is_eligible(log: &MappedLog, fd: ProgramFd, flags: c_int, status: &Status) -> bool {
     // A descriptor that could also read would have to see what only the log has.
     let is_write_only = flags & libc::O_ACCMODE == libc::O_WRONLY;
     // The kernel clears these bits at a write.
     let is_plain = status.mode & (libc::S_ISUID | libc::S_ISGID) == 0;
-    let is_supported = mark::supports_logging(fd)
-        || !log.is_persistent() && file::file_system(fd).is_ok_and(|magic| magic == TMPFS);
+    let is_supported = supports_file(fd, !log.is_persistent());
     is_write_only && is_plain && is_supported && mem::file_size_limit().is_none()
 }
 
@@ -264,7 +260,7 @@ impl MappedWrite {
             Ok(now) if mapped.is_same(&now) => {}
             _ => return Appended::Leave,
         }
-        if log.is_look_due() && session.has_ended() || session.is_ended() {
+        if session.has_lost_keeper() {
             return Appended::Leave;
         }
         let slot = session.slot(self.slot);
@@ -385,9 +381,7 @@ pub fn write_mapped(
             super::OngoingWrite::Mapped(mut write) => write.append(at, parts),
             super::OngoingWrite::Counted(counted) => {
                 let written = real(parts);
-                if let Ok(len_bytes) = usize::try_from(written) {
-                    counted.note_written(len_bytes);
-                }
+                counted.note_result(written);
                 return by_kernel(written);
             }
             _ => Appended::Kernel,
@@ -419,9 +413,7 @@ pub fn write_mapped(
 /// Takes a file out of the mapped log; it may be logged again.
 fn leave(fd: ProgramFd) -> Result<(), Errno> {
     let Kind::Logged(slot) = descriptors::kind(fd) else { return Ok(()) };
-    let file = file_at(slot);
-    let mut inner = file.lock();
-    if descriptors::kind(fd) == Kind::Logged(slot) { file.leave_mapped(fd, &mut inner, true) } else { Ok(()) }
+    file_at(slot).leave_if_logged(fd).unwrap_or(Ok(()))
 }
 
 impl Tracked {
@@ -432,11 +424,12 @@ impl Tracked {
         let mut inner = self.lock();
         let (session, logged) = (session()?, inner.as_mut()?);
         let flags = session.slot(self.slot()).flags.load(Acquire);
-        let has_lost_keeper = || {
-            session.mapped().is_some_and(MappedLog::is_look_due) && session.has_ended() || session.is_ended()
-        };
         let is_logged = descriptors::kind(fd) == Kind::Logged(self.slot());
-        if !is_logged || flags & (FAILED | UNRELIABLE | TOUCHED) != 0 || has_lost_keeper() || logged.is_due {
+        if !is_logged
+            || flags & (FAILED | UNRELIABLE | TOUCHED) != 0
+            || session.has_lost_keeper()
+            || logged.is_due
+        {
             return None;
         }
         let bytes =
@@ -453,17 +446,19 @@ impl Tracked {
     /// Syncs a file in the mapped log: takes it out of the log, or reports that its device fails; `None`: it is not in
     /// the log any more, or can be synced there.
     pub(super) fn leave_by_mapped_sync(&self, fd: ProgramFd, real: &impl Fn() -> c_int) -> Option<Synced> {
-        let mut inner = self.lock();
-        if descriptors::kind(fd) != Kind::Logged(self.slot()) {
-            return None;
-        }
-        match self.leave_mapped(fd, &mut inner, true) {
+        match self.leave_if_logged(fd)? {
             Ok(()) => Some(Synced::plain(real())),
             Err(why) => {
                 errno::set(why.0);
                 Some(Synced::plain(-1))
             }
         }
+    }
+
+    /// Takes the file out of the mapped log, so that it may be logged again; `None`: it is not in the log any more.
+    fn leave_if_logged(&self, fd: ProgramFd) -> Option<Result<(), Errno>> {
+        let mut inner = self.lock();
+        (descriptors::kind(fd) == Kind::Logged(self.slot())).then(|| self.leave_mapped(fd, &mut inner, true))
     }
 
     /// Takes the file out of the mapped log: the kernel has all of it then. After an error the file stays in the log.
