@@ -268,6 +268,9 @@ impl OutputCall {
         Self::Sendmsg,
         Self::Sendmmsg,
     ];
+    /// Output calls that work on sockets and are interposed on by their own names.
+    pub const NAMED: [Self; 6] =
+        [Self::Write, Self::Writev, Self::Send, Self::Sendto, Self::Sendmsg, Self::Sendmmsg];
     /// Output calls that take flags.
     pub const WITH_FLAGS: &'static [Self] = &[Self::Send, Self::Sendto, Self::Sendmsg, Self::Sendmmsg];
 

@@ -202,7 +202,7 @@ fn is_pseudo_file(fd: impl Descriptor) -> bool {
     /// (linux/magic.h).
     const ORDINARY: [u32; 10] = [
         0xEF53,
-        0x0102_1994,
+        crate::file::TMPFS,
         0x5846_5342,
         0x9123_683E,
         0x794C_7630,

@@ -143,6 +143,9 @@ pub unsafe fn is_symlink_at(directory: impl Descriptor, path: *const core::ffi::
     }
 }
 
+/// Magic number of tmpfs (linux/magic.h).
+pub const TMPFS: u32 = 0x0102_1994;
+
 /// Returns the magic number of the file system that a file is on (linux/magic.h).
 ///
 /// # Errors
@@ -537,7 +540,7 @@ mod tests {
         assert_eq!(is_on_device(&fd, 0, 8192), Ok(true));
         assert_eq!(is_on_device(&fd, 100, 50), Ok(true));
         // On tmpfs, which has no extents, the result says nothing.
-        if file_system(&fd) != Ok(0x0102_1994) {
+        if file_system(&fd) != Ok(TMPFS) {
             write_at(&fd, 65_536, &[1; 8192]).expect("written");
             sync(&fd).expect("synced");
             assert_eq!(is_on_device(&fd, 0, 73_728), Ok(false), "a hole");

@@ -69,13 +69,7 @@ fn write_logged(
     real: Real<'_>,
     write: store::LoggedWrite,
 ) -> ssize_t {
-    // A critical section restores the errno that it began with.
-    let (written, errno_after) = {
-        let _critical = Critical::enter();
-        (write_under(fd, at, parts, real, write), errno::get())
-    };
-    errno::set(errno_after);
-    written
+    with_signals_blocked(|| write_under(fd, at, parts, real, write))
 }
 
 /// Appends a write to a mapped log, without a call that a signal could interrupt.
@@ -93,8 +87,7 @@ fn append(fd: ProgramFd, at: WriteAt, parts: &[Part], mut write: store::MappedWr
 #[cold]
 fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> ssize_t {
     let mut appended_bytes = None;
-    let (written, errno_after) = {
-        let _critical = Critical::enter();
+    let written = with_signals_blocked(|| {
         let call = |parts: &[Part]| {
             let result = store::write_mapped(fd, at, parts, real);
             if result.is_in_log {
@@ -102,13 +95,24 @@ fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> s
             }
             result.written
         };
-        (write_gathered(fd, parts, call, optimistic::note_logged), errno::get())
-    };
+        write_gathered(fd, parts, call, optimistic::note_logged)
+    });
     if let Some(bytes) = appended_bytes {
+        let _errno = errno::SavedErrno::new();
         count_append(bytes, 0);
     }
-    errno::set(errno_after);
     written
+}
+
+/// Makes a call with signals blocked, and keeps the errno that it leaves: a critical section restores the one that it began
+/// with.
+fn with_signals_blocked(call: impl FnOnce() -> ssize_t) -> ssize_t {
+    let (result, errno_after) = {
+        let _critical = Critical::enter();
+        (call(), errno::get())
+    };
+    errno::set(errno_after);
+    result
 }
 
 fn write_under(

@@ -23,14 +23,6 @@ const WIRE: usize = 1 << 20;
 /// Time limit for a child, milliseconds.
 const LIMIT_MS: c_int = 20_000;
 const INPUTS: [InputCall; 3] = [InputCall::Read, InputCall::Recv, InputCall::Readv];
-const OUTPUTS: [OutputCall; 6] = [
-    OutputCall::Write,
-    OutputCall::Writev,
-    OutputCall::Send,
-    OutputCall::Sendto,
-    OutputCall::Sendmsg,
-    OutputCall::Sendmmsg,
-];
 
 /// A TCP connection whose far end is driven by bare system calls.
 struct Wire {
@@ -175,7 +167,7 @@ fn relayed_in_any_order(seed: u64) {
                 let piece = *[WIRE, 100 * KIB, 40_000].get(random.below(3)).expect("three");
                 wire.receive(random.pick(&INPUTS), &mut buffers[index], at, count, piece);
             }
-            6..10 => wire.send(random.pick(&OUTPUTS), &buffers[index], at, count),
+            6..10 => wire.send(random.pick(&OutputCall::NAMED), &buffers[index], at, count),
             10 => {
                 let other = Buffer::copy_of(CopyCall::Memcpy, &buffers[index], at, count);
                 if random.one_in(2) {

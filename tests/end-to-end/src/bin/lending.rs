@@ -146,15 +146,7 @@ fn tcp() -> (c_int, c_int) {
 
 /// Returns the calls that work on a kind of wire.
 fn calls(kind: WireKind) -> &'static [OutputCall] {
-    const SOCKET: &[OutputCall] = &[
-        OutputCall::Write,
-        OutputCall::Writev,
-        OutputCall::Send,
-        OutputCall::Sendto,
-        OutputCall::Sendmsg,
-        OutputCall::Sendmmsg,
-    ];
-    if kind == WireKind::Pipe { &SOCKET[..2] } else { SOCKET }
+    if kind == WireKind::Pipe { &OutputCall::NAMED[..2] } else { &OutputCall::NAMED }
 }
 
 /// Sends the buffer again and again.

@@ -19,7 +19,7 @@ use uncopy_sys::background::{was_notified, watch_process};
 use uncopy_sys::descriptor::OwnFd;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::JointMemory;
-use uncopy_sys::seqpacket::{self, MAX_WORDS};
+use uncopy_sys::seqpacket::{self, MAX_WORDS, ReceivedMessage};
 use uncopy_sys::{clock, file, file_lock, wait};
 
 /// Interval at which files are synced and their paths checked.
@@ -87,6 +87,41 @@ pub unsafe fn serve_by<C>(
     }
 }
 
+/// Answers all waiting requests by `handle`, which returns false to end the connection. Returns false once it has ended or
+/// is refused.
+pub fn handle_requests(
+    link: &OwnFd,
+    mut handle: impl FnMut(&[u64; MAX_WORDS], ReceivedMessage) -> bool,
+) -> bool {
+    let mut words = [0; MAX_WORDS];
+    loop {
+        let message = match super::receive(link, &mut words) {
+            Err(Errno::EAGAIN) => return true,
+            Err(Errno::EINTR) => continue,
+            Err(errno) => {
+                // The program falls back to the kernel on this answer or on the close.
+                answer(link, &[REFUSED, errno.0 as u64]);
+                return false;
+            }
+            Ok(message) if message.words == 0 => return false,
+            Ok(message) => message,
+        };
+        if !handle(&words, message) {
+            return false;
+        }
+    }
+}
+
+/// Returns the slot of the file that a request is about; `None` if it names none.
+pub fn slot(words: &[u64; MAX_WORDS], message: &ReceivedMessage) -> Option<usize> {
+    usize::try_from(words[1]).ok().filter(|slot| message.words >= 2 && *slot < MAX_FILES)
+}
+
+/// Answers that a request is done, with the error that it met. Returns false as [`answer`] does.
+pub fn answer_done(link: &OwnFd, result: Result<(), Errno>) -> bool {
+    answer(link, &[DONE, result.err().map_or(0, |errno| errno.0 as u64)])
+}
+
 /// Sends an answer. Returns false if it cannot be delivered; the program would wait for it.
 pub fn answer(link: &OwnFd, words: &[u64]) -> bool {
     seqpacket::send(link, words).is_ok()
@@ -141,7 +176,8 @@ impl Client {
             if was_notified(bell) {
                 self.withdraw_contended_files();
             }
-            if !self.handle_requests(link) || watched.is_some_and(wait::is_ready) {
+            let goes_on = handle_requests(link, |words, message| self.handle(link, words, message));
+            if !goes_on || watched.is_some_and(wait::is_ready) {
                 break;
             }
             if self.digested_at.elapsed() >= INTERVAL {
@@ -157,62 +193,44 @@ impl Client {
         waits
     }
 
-    /// Answers all waiting requests. Returns false once the connection has ended or is refused.
-    fn handle_requests(&mut self, link: &OwnFd) -> bool {
-        let mut words = [0; MAX_WORDS];
-        loop {
-            let message = match super::receive(link, &mut words) {
-                Err(Errno::EAGAIN) => return true,
-                Err(Errno::EINTR) => continue,
-                Err(errno) => {
-                    // The program falls back to the file system on this answer or on the close.
-                    answer(link, &[REFUSED, errno.0 as u64]);
-                    return false;
+    /// Answers a request. Returns false if the program asks no more, or the answer cannot be delivered.
+    fn handle(&mut self, link: &OwnFd, words: &[u64; MAX_WORDS], message: ReceivedMessage) -> bool {
+        match (words[0], slot(words, &message), message.fd) {
+            (ADOPT, Some(slot), Some(fd)) if self.files[slot].is_none() => match self.adopt(slot, fd) {
+                Ok(result) => answer(link, &[ADOPTED, result.err().map_or(0, |errno| errno.0 as u64)]),
+                Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
+            },
+            (DROP, Some(slot), _) => match self.release(slot, message.words > 2 && words[2] != 0) {
+                Ok(result) => {
+                    self.drop_file(slot);
+                    answer_done(link, result)
                 }
-                Ok(message) if message.words == 0 => return false,
-                Ok(message) => message,
-            };
-            let slot = usize::try_from(words[1]).ok().filter(|slot| message.words >= 2 && *slot < MAX_FILES);
-            let is_delivered = match (words[0], slot, message.fd) {
-                (ADOPT, Some(slot), Some(fd)) if self.files[slot].is_none() => match self.adopt(slot, fd) {
-                    Ok(result) => answer(link, &[ADOPTED, result.err().map_or(0, |errno| errno.0 as u64)]),
-                    Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
-                },
-                (DROP, Some(slot), _) => match self.release(slot, message.words > 2 && words[2] != 0) {
-                    Ok(result) => {
-                        self.drop_file(slot);
-                        answer(link, &[DONE, result.err().map_or(0, |errno| errno.0 as u64)])
-                    }
-                    Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
-                },
-                (REPAIR, Some(slot), _) => {
-                    let result = self.repair(slot);
-                    answer(link, &[DONE, result.err().map_or(0, |errno| errno.0 as u64)])
-                }
-                (CLOSED, Some(slot), _) => {
-                    if let Some(held) = &mut self.files[slot] {
-                        file_lock::release_locks(&held.fd);
-                        held.is_closed = true;
-                    }
-                    answer(link, &[DONE])
-                }
-                (MAKE_ROOM, ..) => {
-                    self.digest();
-                    answer(link, &[DONE])
-                }
-                (BYE, ..) => {
-                    self.waits = true;
-                    false
-                }
-                (HALF_FULL, ..) => {
-                    self.digest();
-                    true
-                }
-                _ => answer(link, &[REFUSED, libc::EPROTO as u64]),
-            };
-            if !is_delivered {
-                return false;
+                Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
+            },
+            (REPAIR, Some(slot), _) => {
+                let result = self.repair(slot);
+                answer_done(link, result)
             }
+            (CLOSED, Some(slot), _) => {
+                if let Some(held) = &mut self.files[slot] {
+                    file_lock::release_locks(&held.fd);
+                    held.is_closed = true;
+                }
+                answer(link, &[DONE])
+            }
+            (MAKE_ROOM, ..) => {
+                self.digest();
+                answer(link, &[DONE])
+            }
+            (BYE, ..) => {
+                self.waits = true;
+                false
+            }
+            (HALF_FULL, ..) => {
+                self.digest();
+                true
+            }
+            _ => answer(link, &[REFUSED, libc::EPROTO as u64]),
         }
     }
 

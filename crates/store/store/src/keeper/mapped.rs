@@ -12,13 +12,13 @@
 
 mod end;
 
-use super::client::{answer, serve_by};
+use super::client::{answer, answer_done, handle_requests, serve_by, slot};
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
 use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
 use crate::mark::{self, Owner};
 use crate::messages::{
-    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED,
+    ADOPT, ADOPTED, BYE, CLOSED, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED,
 };
 use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -157,7 +157,8 @@ impl Client<'_> {
             if was_notified(bell) || is_due {
                 self.stop_contended();
             }
-            if !self.handle_requests(link) || is_dead() {
+            let goes_on = handle_requests(link, |words, message| self.handle(link, words, message));
+            if !goes_on || is_dead() {
                 break;
             }
             self.withdraw_stopped();
@@ -173,33 +174,9 @@ impl Client<'_> {
         waits
     }
 
-    /// Answers all waiting requests. Returns false once the connection has ended or is refused.
-    fn handle_requests(&mut self, link: &OwnFd) -> bool {
-        let mut words = [0; MAX_WORDS];
-        loop {
-            let message = match super::receive(link, &mut words) {
-                Err(Errno::EAGAIN) => return true,
-                Err(Errno::EINTR) => continue,
-                Err(errno) => {
-                    // The program falls back to the kernel on this answer or on the close.
-                    answer(link, &[REFUSED, errno.0 as u64]);
-                    return false;
-                }
-                Ok(message) if message.words == 0 => return false,
-                Ok(message) => message,
-            };
-            if !self.handle(link, &words, message) {
-                return false;
-            }
-        }
-    }
-
     /// Answers a request. Returns false if the program asks no more, or the answer cannot be delivered.
     fn handle(&mut self, link: &OwnFd, words: &[u64; MAX_WORDS], message: ReceivedMessage) -> bool {
-        let done =
-            |result: Result<(), Errno>| answer(link, &[DONE, result.err().map_or(0, |errno| errno.0 as u64)]);
-        let slot = usize::try_from(words[1]).ok().filter(|slot| message.words >= 2 && *slot < MAX_FILES);
-        match (words[0], slot, message.fd) {
+        match (words[0], slot(words, &message), message.fd) {
             (ADOPT, Some(slot), Some(fd)) if message.words >= 4 && self.files[slot].is_none() => {
                 let file = u16::try_from(words[2]).map(|entry| FileId { entry, incarnation: Lsn(words[3]) });
                 let adopted = file.map_err(|_| Refusal::from(Errno::EINVAL));
@@ -210,7 +187,7 @@ impl Client<'_> {
                     }
                 }
             }
-            (DROP, Some(slot), _) => done(self.drop_file(slot)),
+            (DROP, Some(slot), _) => answer_done(link, self.drop_file(slot)),
             (CLOSED, Some(slot), _) => {
                 if let Some(held) = &mut self.files[slot] {
                     file_lock::release_locks(&held.fd);
@@ -219,9 +196,9 @@ impl Client<'_> {
                         self.release(slot);
                     }
                 }
-                done(Ok(()))
+                answer_done(link, Ok(()))
             }
-            (MAKE_ROOM, ..) => done(self.digest()),
+            (MAKE_ROOM, ..) => answer_done(link, self.digest()),
             (BYE, ..) => {
                 self.waits = true;
                 false

@@ -26,8 +26,6 @@ pub const NO_CHUNKS: &[Mapping] = &[];
 /// Entries of the table of files: four times the files that a program can have in the log at once, because an
 /// entry is free again only after the next digest.
 const ENTRIES: u32 = 4 * crate::state::MAX_FILES as u32;
-/// Magic number of tmpfs (linux/magic.h).
-const TMPFS: u32 = 0x0102_1994;
 const STEP_BYTES: usize = 1 << 20;
 
 /// Memory behind the pages of a mapped file.
@@ -54,7 +52,7 @@ pub fn backing(fd: impl Descriptor) -> Result<Backing, Errno> {
         }
         // EINVAL: before Linux 4.15.
         Err(Errno(libc::EOPNOTSUPP | libc::EINVAL)) => {
-            let is_tmpfs = file::file_system(fd)? == TMPFS;
+            let is_tmpfs = file::file_system(fd)? == file::TMPFS;
             Ok(if is_tmpfs { Backing::Emulated } else { Backing::Unsuitable })
         }
         Err(errno) => Err(errno),
@@ -73,7 +71,7 @@ pub fn backing_in(directory: &Path) -> Result<Backing, Errno> {
 /// [`mark::supports_logging`](crate::mark::supports_logging), or tmpfs if the log is `emulated` as well.
 #[must_use]
 pub fn supports_file(fd: impl Descriptor, emulated: bool) -> bool {
-    crate::mark::supports_logging(fd) || emulated && file::file_system(fd) == Ok(TMPFS)
+    crate::mark::supports_logging(fd) || emulated && file::file_system(fd) == Ok(file::TMPFS)
 }
 
 /// Reason why a mapped log cannot be read.

@@ -5,7 +5,7 @@ use crate::log_files::boot;
 use crate::mapped::file as mapped_file;
 use crate::mapped::file::NO_CHUNKS;
 use crate::mapped::testing::{Directory, no_forks, spawn};
-use crate::messages::{HELLO, PROTOCOL};
+use crate::messages::{DONE, HELLO, PROTOCOL};
 use std::fs::{self, File};
 use std::io::{Seek as _, Write as _};
 use std::os::fd::AsFd as _;

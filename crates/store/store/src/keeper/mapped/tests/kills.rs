@@ -5,7 +5,7 @@ use super::*;
 use crate::keeper::{Keeper, Settings};
 use crate::log_files::RecoveryOptions;
 use crate::logs;
-use crate::messages::HELLO;
+use crate::messages::{HELLO, UNAVAILABLE};
 use std::ffi::CString;
 use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
