@@ -5,6 +5,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
 use crate::kit::failure::{Result, While};
@@ -63,6 +64,22 @@ pub fn bind_command(command: &mut Command, processors: Option<CpuSet>) {
             command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &processors)?));
         }
     }
+}
+
+/// Binds all threads of a process to `processors`, without its children.
+///
+/// # Errors
+/// [`crate::kit::failure::Failure`] when the process has ended.
+pub fn bind_process(pid: Pid, processors: Option<CpuSet>) -> Result<()> {
+    let Some(processors) = processors else { return Ok(()) };
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    for task in std::fs::read_dir(&tasks).doing(format_args!("reading {tasks}"))?.flatten() {
+        let number = task.file_name().to_str().and_then(|name| name.parse().ok());
+        let thread = number.and_then(Pid::from_raw);
+        // A thread may have ended meanwhile.
+        let _ = thread.map(|thread| rustix::thread::sched_setaffinity(Some(thread), &processors));
+    }
+    Ok(())
 }
 
 /// Gives this thread idle priority (SCHED_IDLE, sched(7)), so that it runs only on otherwise idle processors.

@@ -33,8 +33,6 @@ pub enum AppendOnly<'a> {
     /// An append-only file in a directory below this one, synced by this policy (`appendfsync`), and bounded by
     /// [`RedisServer::rewrite_log_above`].
     Synced(&'static str, &'a Path),
-    /// The same, rewritten by Redis as it grows, as by default.
-    Rewritten(&'static str, &'a Path),
 }
 
 /// A Redis that answers.
@@ -88,16 +86,13 @@ impl RedisServer {
         start: &mut impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
         let (directory, append_fsync) = match append_only {
-            AppendOnly::Synced(policy, parent) | AppendOnly::Rewritten(policy, parent) => {
-                (TemporaryDirectory::make_in(parent)?, policy)
-            }
+            AppendOnly::Synced(policy, parent) => (TemporaryDirectory::make_in(parent)?, policy),
             AppendOnly::Off | AppendOnly::Trimmed => (TemporaryDirectory::make()?, "no"),
         };
         let appends = if matches!(append_only, AppendOnly::Off) { "no" } else { "yes" };
         let log = directory.join("log").display().to_string();
         let options = ["--logfile", &log, "--appendonly", appends, "--appenddirname", LOG_DIRECTORY];
-        let growth = if matches!(append_only, AppendOnly::Rewritten(..)) { "100" } else { "0" };
-        let rewrites = ["--appendfsync", append_fsync, "--auto-aof-rewrite-percentage", growth];
+        let rewrites = ["--appendfsync", append_fsync, "--auto-aof-rewrite-percentage", "0"];
         let options = [&options[..], &rewrites].concat();
         let arguments = Redis { options: &options }.arguments(address, directory.path())?;
         let server = start(&arguments, directory)?;

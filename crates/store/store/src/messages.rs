@@ -2,7 +2,7 @@
 //! answers each question once, in order.
 
 /// Version of the messages and of [`State`](crate::state::State).
-pub const PROTOCOL: u64 = 3;
+pub const PROTOCOL: u64 = 4;
 
 /// `[HELLO, PROTOCOL]`: asks for a log. Answer: [`WELCOME`] or [`WELCOME_MAPPED`], and then [`LOG`]; or
 /// [`UNAVAILABLE`].
@@ -39,5 +39,5 @@ pub const REPAIR: u64 = 13;
 pub const BYE: u64 = 14;
 /// Answer to several requests.
 pub const DONE: u64 = 11;
-/// `[HALF_FULL]`: the log is half full. There is no answer.
-pub const HALF_FULL: u64 = 12;
+/// `[DIGEST]`: so much of the log is in use that it should be digested. There is no answer.
+pub const DIGEST: u64 = 12;

@@ -3,6 +3,7 @@
 //! All fields are atomic. Neither side trusts the other's fields further than files of the same user: a keeper
 //! that is wrong about a file can only sync it too often or not at all.
 
+use core::ops::Range;
 use core::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
 };
@@ -60,6 +61,9 @@ pub struct FileSlot {
     pub position: AtomicU64,
     /// Size of the file with its records in a mapped log, bytes.
     pub size: AtomicU64,
+    /// Range of the file whose blocks the keeper has reserved, bytes.
+    reserved_from: AtomicU64,
+    reserved_until: AtomicU64,
 }
 
 /// An append to a mapped log in progress: the keeper waits for its end before it takes the file away.
@@ -96,8 +100,23 @@ impl FileSlot {
         self.appending.load(SeqCst) != 0
     }
 
+    /// Returns the range of the file whose blocks the keeper has reserved, bytes.
+    #[must_use]
+    pub fn reserved(&self) -> Range<u64> {
+        // In this order: with the end of an older range, this is at most a part of either.
+        let until = self.reserved_until.load(Acquire);
+        self.reserved_from.load(Acquire)..until
+    }
+
+    /// Announces that the keeper has reserved the blocks of a range, which ends behind the last one.
+    pub fn set_reserved(&self, range: &Range<u64>) {
+        self.reserved_from.store(range.start, Release);
+        self.reserved_until.store(range.end, Release);
+    }
+
     /// Prepares the slot for another file.
     pub fn clear(&self) {
+        self.reserved_until.store(0, Release);
         self.error.store(0, Release);
         self.appending.store(0, Release);
         self.is_append.store(0, Release);
@@ -115,8 +134,10 @@ pub struct State {
     sequence: AtomicU64,
     /// End of the retired records; written by the keeper.
     tail: AtomicU64,
+    /// Number of bytes in use at which the program asks for a digest of a mapped log; written by the keeper.
+    pub digest_bytes: AtomicU64,
     /// Padding up to the next page.
-    unused: [AtomicU64; SLOTS_OFFSET / 8 - 4],
+    unused: [AtomicU64; SLOTS_OFFSET / 8 - 5],
     /// Slots of the logged files.
     pub slots: [FileSlot; MAX_FILES],
 }
@@ -131,7 +152,8 @@ impl Default for State {
             head: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             tail: AtomicU64::new(0),
-            unused: [const { AtomicU64::new(0) }; SLOTS_OFFSET / 8 - 4],
+            digest_bytes: AtomicU64::new(0),
+            unused: [const { AtomicU64::new(0) }; SLOTS_OFFSET / 8 - 5],
             slots: core::array::from_fn(|_| FileSlot::default()),
         }
     }

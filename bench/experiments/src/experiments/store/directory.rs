@@ -11,8 +11,8 @@ const MEMORY: &str = "/dev/shm";
 /// A directory on a device, with enough free space.
 #[derive(Debug)]
 pub struct StoreDirectory {
-    /// Directory in memory, if the files lie there.
-    owned: Option<TemporaryDirectory>,
+    /// Directory in memory, if the files lie there; its owner.
+    _owned: Option<TemporaryDirectory>,
     path: PathBuf,
     file_system: FileSystem,
     /// Parent of logs that emulate DAX, each in a directory named after its server's.
@@ -42,7 +42,7 @@ impl StoreDirectory {
             )));
         }
         let memory = TemporaryDirectory::make_in(Path::new(MEMORY))?;
-        Ok(Self { owned: None, path, file_system, memory })
+        Ok(Self { _owned: None, path, file_system, memory })
     }
 
     /// Returns a directory in memory, which emulates persistent memory.
@@ -53,13 +53,7 @@ impl StoreDirectory {
         let memory = Path::new(MEMORY);
         let owned = TemporaryDirectory::make_in(memory)?;
         let (path, file_system) = (owned.path().to_owned(), FileSystem::of(memory)?);
-        Ok(Self { owned: Some(owned), path, file_system, memory: TemporaryDirectory::make_in(memory)? })
-    }
-
-    /// True if the files lie in memory.
-    #[must_use]
-    pub const fn is_in_memory(&self) -> bool {
-        self.owned.is_some()
+        Ok(Self { _owned: Some(owned), path, file_system, memory: TemporaryDirectory::make_in(memory)? })
     }
 
     /// Returns the launcher for a server under `side` whose directory is `directory`.

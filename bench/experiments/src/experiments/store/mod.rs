@@ -13,6 +13,7 @@ pub mod servers;
 mod tables;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use uncopy_testbed::Package;
@@ -219,6 +220,8 @@ impl Store {
     fn slices(&self, point: &Point) -> Slices {
         let sides: Vec<Side> = self.sides.iter().map(|compared| compared.side()).collect();
         let mut slices = Slices { pause: self.slicing.slice / PAUSE_DIVISOR, ..self.slicing.slices(&sides) };
+        // Append-only files are rewritten between two rounds: in memory, each round has to be such a one.
+        slices.cycle = self.emulate_dax.then_some(Duration::ZERO);
         slices.sides.retain(|side| *side != PREALLOCATED || matches!(point.work, StoreProgram::Append(_)));
         slices
     }

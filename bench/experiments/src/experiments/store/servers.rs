@@ -36,19 +36,16 @@ pub fn redis(
     (fsync, size_bytes, count): (&'static str, usize, usize),
 ) -> Result<Box<dyn RunningServer>> {
     let program = programs.path(REDIS.program)?;
-    let append_only = if store_directory.is_in_memory() {
-        AppendOnly::Rewritten(fsync, store_directory.path())
-    } else {
-        AppendOnly::Synced(fsync, store_directory.path())
-    };
-    let redis = RedisServer::start_with(append_only, |arguments: &[OsString], directory| {
+    let append_only = AppendOnly::Synced(fsync, store_directory.path());
+    let mut redis = RedisServer::start_with(append_only, |arguments: &[OsString], directory| {
         let launcher = store_directory.launcher(launcher, side, directory.path())?;
-        let mut command = launcher.command(side, program.as_os_str(), arguments);
-        processors::bind_command(&mut command, processors::of_server(processors::ONE_THREAD));
-        start_server(command, REDIS.program, directory)
+        start_server(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
     })?;
+    // Not the log's keeper, which works beside the server.
+    let pid = redis.server().process().pid();
+    processors::bind_process(pid, processors::of_server(processors::ONE_THREAD))?;
     let loaded = LoadedRedis::new(redis, Workload::Set, size_bytes, count)?;
-    Ok(Box::new(if store_directory.is_in_memory() { loaded } else { loaded.with_log_limit(LOG_LIMIT_BYTES) }))
+    Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
 }
 
 /// Starts a program that writes rows of `row_bytes` to a table, one per transaction.

@@ -9,7 +9,7 @@ use crate::log_files::{EmptyLog, boot};
 use crate::logs::may_have;
 use crate::mark::{self, Owner};
 use crate::messages::{
-    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, REPAIR, UNAVAILABLE, WELCOME,
+    ADOPT, ADOPTED, BYE, CLOSED, DIGEST, DONE, DROP, LOG, MAKE_ROOM, REFUSED, REPAIR, UNAVAILABLE, WELCOME,
 };
 use crate::state::{FAILED, FileSlot, MAX_FILES, STATE_BYTES, SYNCING, State, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -226,7 +226,7 @@ impl Client {
                 self.waits = true;
                 false
             }
-            (HALF_FULL, ..) => {
+            (DIGEST, ..) => {
                 self.digest();
                 true
             }

@@ -17,9 +17,7 @@ use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
 use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
 use crate::mark::{self, Owner};
-use crate::messages::{
-    ADOPT, ADOPTED, BYE, CLOSED, DROP, HALF_FULL, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED,
-};
+use crate::messages::{ADOPT, ADOPTED, BYE, CLOSED, DIGEST, DROP, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED};
 use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
@@ -27,6 +25,7 @@ use uncopy_mapped::digest::{Batch, Digester, Limits};
 use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::mapping::Mapping;
 use uncopy_mapped::memory::Persistent as _;
+use uncopy_mapped::plan::{FilePlan, FileWrite};
 use uncopy_mapped::table::{Entry, FileId};
 use uncopy_sys::background::was_notified;
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
@@ -37,6 +36,11 @@ use uncopy_sys::{clock, file, file_lock, wait};
 
 /// Interval at which committed records are digested.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Number of bytes after which files that only grow are digested: a part of the processor's cache. (Redis, SET 256 KiB on
+/// tmpfs, per operation: the keeper's copy takes 27 µs with 4 MiB, 32 with 16 MiB, 56 to 88 with half of a log of 1 GiB.)
+const GROWTH_BYTES: u64 = 4 << 20;
+/// Maximum length of the blocks reserved ahead, bytes.
+const MAX_RESERVED_BYTES: u64 = 64 << 20;
 /// Interval at which an append in progress is waited for, milliseconds.
 const STOPPED_MS: i32 = 1;
 /// Timeout after which an idle program is checked for life, milliseconds.
@@ -68,6 +72,8 @@ struct Held {
     stage: Stage,
     /// Whether the program has closed the file.
     is_closed: bool,
+    /// Size of the file at the last digest, with its records, bytes.
+    size: u64,
 }
 
 #[derive(Debug)]
@@ -122,6 +128,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
         is_ending: false,
         digested_at: Instant::now(),
     };
+    client.state.digest_bytes.store(GROWTH_BYTES, Release);
     Ok((client, joint))
 }
 
@@ -203,7 +210,7 @@ impl Client<'_> {
                 self.waits = true;
                 false
             }
-            (HALF_FULL, ..) => {
+            (DIGEST, ..) => {
                 // An error is reported to a request that waits for the digest.
                 let _ = self.digest();
                 true
@@ -222,7 +229,8 @@ impl Client<'_> {
         }
         adopted?;
         let path = mark::path_of(&fd);
-        self.files[slot] = Some(Held { fd, file, inode, path, stage: Stage::Logged, is_closed: false });
+        let size = self.known(slot).size.load(Acquire);
+        self.files[slot] = Some(Held { fd, file, inode, path, stage: Stage::Logged, is_closed: false, size });
         // The program may have modified the file just now, which a recovery must not take for others' doing.
         self.digester.heartbeat(clock::wall_ns());
         Ok(())
@@ -425,6 +433,7 @@ impl Client<'_> {
     /// kept then.
     fn digest(&mut self) -> Result<(), Errno> {
         self.digested_at = Instant::now();
+        self.reserve_ahead();
         // Files that others have renamed or unlinked, which a recovery would not find.
         let moved = self.slots(|held| {
             held.stage == Stage::Logged && !held.is_closed && mark::path_of(&held.fd) != held.path
@@ -445,6 +454,31 @@ impl Client<'_> {
         }
         // Without files, the log has void records at most.
         if self.held().next().is_none() { result } else { result.and(self.digest_all()) }
+    }
+
+    /// Reserves blocks behind the ends of files that grow, four times as many as the program has appended since the
+    /// last digest. The program would wait for each reservation, and for the digest that holds the file's lock meanwhile
+    /// (measured on tmpfs: 1.4 µs per page).
+    fn reserve_ahead(&mut self) {
+        let state = self.state;
+        for (slot, held) in self.files.iter_mut().enumerate() {
+            let Some(held) = held.as_mut().filter(|held| held.stage == Stage::Logged && !held.is_closed)
+            else {
+                continue;
+            };
+            let known = &state.slots[slot];
+            let size = known.size.load(Acquire);
+            let grown_bytes = size.saturating_sub(core::mem::replace(&mut held.size, size));
+            let mut reserved = known.reserved();
+            if reserved.end < size {
+                reserved = size..size;
+            }
+            let end = size.saturating_add((4 * grown_bytes).min(MAX_RESERVED_BYTES));
+            // Without room the program finds out itself, before it appends.
+            if reserved.end < end && file::reserve(&held.fd, reserved.end, end - reserved.end).is_ok() {
+                known.set_reserved(&(reserved.start..end));
+            }
+        }
     }
 
     fn digest_all(&mut self) -> Result<(), Errno> {
@@ -468,34 +502,75 @@ impl Client<'_> {
         self.digester.heartbeat(clock::wall_ns());
         let ring_bytes = self.digester.reader().superblock().ring_bytes() as u64;
         let from = self.digester.reader().checkpoint().tail;
-        // The program may append meanwhile: one lap is enough.
+        let mut digested = Digested::default();
+        // The program may append meanwhile, which the next digest takes. Without an announcement, one lap is enough.
         while self.digester.reader().checkpoint().tail.since(from) < ring_bytes {
             let batch = self.digester.plan(&self.memory.chunks()[..], Limits::default())?;
             if batch.is_empty() {
-                return Ok(digest::check_end(batch.through, announced)?);
+                digest::check_end(batch.through, announced)?;
+                break;
             }
-            self.carry_out(&batch)?;
+            digested.add(self.carry_out(&batch)?);
             self.digester.retire(&batch, clock::wall_ns());
+            if announced != Lsn(0) && batch.through >= announced {
+                break;
+            }
         }
+        self.state.digest_bytes.store(if digested.grows() { GROWTH_BYTES } else { 0 }, Release);
         Ok(())
     }
 
     /// Carries out the plans of a batch, and syncs the files. Returns the first error.
-    fn carry_out(&mut self, batch: &Batch) -> Result<(), Errno> {
+    fn carry_out(&mut self, batch: &Batch) -> Result<Digested, Errno> {
         let file_of = |file: FileId| -> Option<OwnRef> {
             self.held().find(|(_, held)| held.file == file).map(|(_, held)| held.fd.reference())
         };
-        let mut result = Ok(());
+        let (mut result, mut digested) = (Ok(()), Digested::default());
         let mut written = Vec::new();
         for plan in &batch.files {
             // A file that is not held, though its records count: no recovery will find its mark.
             let fd = file_of(plan.file).ok_or(Errno(libc::EBADF));
-            match fd.and_then(|fd| digest::carry_out(fd, plan, &self.memory).map(|()| fd)) {
-                Ok(fd) => written.push(fd),
+            let size = fd.and_then(|fd| Ok((fd, file::status(fd)?.len_bytes)));
+            match size.and_then(|(fd, size)| digest::carry_out(fd, plan, &self.memory).map(|()| (fd, size))) {
+                Ok((fd, size)) => {
+                    digested.add(Digested::of(plan, size));
+                    written.push(fd);
+                }
                 Err(errno) => result = result.and(Err(errno)),
             }
         }
-        written.into_iter().fold(result, |result, fd| result.and(file::sync_data(fd)))
+        written.into_iter().fold(result, |result, fd| result.and(file::sync_data(fd))).map(|()| digested)
+    }
+}
+
+/// Number of bytes that a digest has taken from records.
+#[derive(Clone, Copy, Debug, Default)]
+struct Digested {
+    /// Bytes of the records.
+    bytes: u64,
+    /// Those that made files longer.
+    appended_bytes: u64,
+}
+
+impl Digested {
+    /// Returns the bytes of a plan for a file that had `size` bytes.
+    fn of(plan: &FilePlan, size: u64) -> Self {
+        let new_bytes =
+            |write: &FileWrite| (write.offset + write.len_bytes).saturating_sub(write.offset.max(size));
+        let bytes = plan.writes.iter().map(|write| write.len_bytes).sum::<u64>();
+        let appended_bytes = plan.writes.iter().map(new_bytes).sum();
+        Self { bytes: bytes + plan.superseded_bytes, appended_bytes }
+    }
+
+    const fn add(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.appended_bytes += other.appended_bytes;
+    }
+
+    /// Whether a later digest would have had hardly less to write: the bytes are better written while they are in
+    /// the processor's cache, and their room in the log used again.
+    const fn grows(self) -> bool {
+        self.appended_bytes * 4 >= self.bytes * 3
     }
 }
 

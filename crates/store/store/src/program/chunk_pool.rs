@@ -163,14 +163,16 @@ impl ChunkPool {
         }
     }
 
-    /// Releases the references of records before `tail`, which are retired.
-    pub fn retire(&self, tail: Lsn) {
+    /// Releases the references of records before `tail`, which are retired. Returns the number of bytes that others
+    /// refer to.
+    pub fn retire(&self, tail: Lsn) -> u64 {
         let inner = &mut *self.inner.lock();
         while let Some(reference) = inner.pins.release(tail) {
             if let Some(start) = inner.run_of((reference.at / PAGE_BYTES as u64) as u32) {
                 inner.release(start);
             }
         }
+        inner.pins.bytes()
     }
 
     /// Returns the length of the pool, bytes.
@@ -186,12 +188,6 @@ impl ChunkPool {
         inner.is_closed = true;
         let runs = inner.runs.values();
         runs.map(|held| (held.pages.start as usize * PAGE_BYTES, held.pages.len_bytes())).collect()
-    }
-
-    /// Returns the number of bytes that records refer to.
-    #[must_use]
-    pub fn pinned_bytes(&self) -> u64 {
-        self.inner.lock().pins.bytes()
     }
 }
 
@@ -211,13 +207,11 @@ mod tests {
         assert!(pool.reference(Part { address: (1 << 20) - 1, len_bytes: PAGE_BYTES }).is_none());
         assert!(pool.reference(Part { address: 1 << 20, len_bytes: 5 * PAGE_BYTES }).is_none());
         pool.pin(Lsn(64), [reference, reference].into_iter());
-        assert_eq!(pool.pinned_bytes(), 2 * PAGE_BYTES as u64);
         drop(run);
         assert!(pool.alloc(3 * PAGE_BYTES).is_none());
-        pool.retire(Lsn(63));
+        assert_eq!(pool.retire(Lsn(63)), 2 * PAGE_BYTES as u64);
         assert!(pool.alloc(3 * PAGE_BYTES).is_none());
-        pool.retire(Lsn(64));
-        assert_eq!(pool.pinned_bytes(), 0);
+        assert_eq!(pool.retire(Lsn(64)), 0);
         assert!(pool.alloc(4 * PAGE_BYTES).is_some());
     }
 }

@@ -302,7 +302,7 @@ impl Tracked {
         logged.syncs += 1;
         logged.taken.clear();
         self.note_synced(state);
-        session.tell_if_half_full();
+        session.tell_if_digest_is_due();
         let now_ns = clock::now_ns();
         let took_ns = now_ns - begun_ns + self.write_ns.swap(0, Relaxed);
         logged.is_due = !is_forced() && trial::note_logged(bytes, took_ns, now_ns);

@@ -49,6 +49,32 @@ pub struct MappedLog {
     looked_ms: AtomicU64,
 }
 
+/// How much of a log is in use.
+#[derive(Clone, Copy, Debug)]
+pub struct FillLevel {
+    /// Bytes of records that are not retired, and the capacity for records.
+    pub used_bytes: u64,
+    /// See `used_bytes`.
+    pub ring_bytes: u64,
+    /// Bytes that these records refer to, and the capacity for input.
+    pub pinned_bytes: u64,
+    /// See `pinned_bytes`.
+    pub pool_bytes: u64,
+    /// End of the retired records.
+    pub tail: Lsn,
+}
+
+impl FillLevel {
+    /// Whether the log should be digested: half of its records or of its input is in use, or `digest_bytes` (0: no
+    /// such limit).
+    #[must_use]
+    pub const fn is_digest_due(&self, digest_bytes: u64) -> bool {
+        self.used_bytes > self.ring_bytes / 2
+            || self.pinned_bytes > self.pool_bytes / 2
+            || digest_bytes > 0 && self.used_bytes + self.pinned_bytes >= digest_bytes
+    }
+}
+
 /// Returns the file's memory as a value of its own for each user.
 fn mapping(memory: &FileMapping, is_persistent: bool) -> Result<Mapping, Errno> {
     let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
@@ -202,22 +228,29 @@ impl MappedLog {
         }
     }
 
+    /// Whether bytes lie in the memory that records can refer to.
+    #[must_use]
+    pub fn has(&self, part: uncopy_sys::iovec::Part) -> bool {
+        self.pool.reference(part).is_some()
+    }
+
     /// Whether a write of `len_bytes` fits, with the heads of its records.
     #[must_use]
     pub fn has_room(&self, len_bytes: usize) -> bool {
-        let (used_bytes, ring_bytes, _) = self.fill_level();
+        let FillLevel { used_bytes, ring_bytes, .. } = self.fill_level();
         // Room for heads, and for the end of the ring that a record does not fit into.
         let slack_bytes = self.max_record_bytes().min(len_bytes) as u64 + MAPPED_AHEAD_BYTES as u64;
         used_bytes + len_bytes as u64 + slack_bytes <= ring_bytes
     }
 
-    /// Returns the number of bytes in use, the capacity, and the end of the retired records.
+    /// Returns how much of the log is in use, after taking back what the keeper has digested.
     #[must_use]
-    pub fn fill_level(&self) -> (u64, u64, u64) {
+    pub fn fill_level(&self) -> FillLevel {
         let mut log = lock(&self.log);
         let tail = log.release();
-        self.pool.retire(tail);
-        (log.used_bytes(), self.superblock.ring_bytes() as u64, tail.0)
+        let pinned_bytes = self.pool.retire(tail);
+        let (ring_bytes, pool_bytes) = (self.superblock.ring_bytes() as u64, self.pool.len_bytes() as u64);
+        FillLevel { used_bytes: log.used_bytes(), ring_bytes, pinned_bytes, pool_bytes, tail }
     }
 
     /// Returns the maximum number of bytes of one record.

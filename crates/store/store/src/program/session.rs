@@ -5,9 +5,7 @@ use crate::device::LogFile;
 use crate::layout::{RING_OFFSET, Superblock};
 use crate::lock;
 use crate::log::Log;
-use crate::messages::{
-    BYE, HALF_FULL, HELLO, LOG, MAKE_ROOM, PROTOCOL, UNAVAILABLE, WELCOME, WELCOME_MAPPED,
-};
+use crate::messages::{BYE, DIGEST, HELLO, LOG, MAKE_ROOM, PROTOCOL, UNAVAILABLE, WELCOME, WELCOME_MAPPED};
 use crate::state::{FileSlot, SLOTS_OFFSET, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -42,7 +40,7 @@ pub struct Session {
     /// Inodes of files that left the log (device, number), each with the log's head behind its last record.
     departed: Mutex<Vec<((u64, u64), u64)>>,
     has_ended: AtomicBool,
-    /// Tail of the log when the keeper was last told that the log is half full.
+    /// Tail of the log when the keeper was last told that a digest is due.
     reported_tail: AtomicU64,
 }
 
@@ -294,18 +292,21 @@ impl Session {
         }
     }
 
-    /// Tells the keeper that the log is half full, once until its tail moves.
-    pub fn tell_if_half_full(&self) {
-        let (used_bytes, ring_bytes, tail) = match &self.log {
-            SessionLog::Beside(log) => (log.used_bytes(), log.ring_bytes(), self.state.tail()),
-            SessionLog::Mapped(log) => log.fill_level(),
+    /// Tells the keeper if it should digest the log, once until its tail moves.
+    pub fn tell_if_digest_is_due(&self) {
+        let (is_due, tail) = match &self.log {
+            SessionLog::Beside(log) => (log.used_bytes() > log.ring_bytes() / 2, self.state.tail()),
+            SessionLog::Mapped(log) => {
+                let level = log.fill_level();
+                (level.is_digest_due(self.state.digest_bytes.load(Relaxed)), level.tail.0)
+            }
         };
-        if used_bytes > ring_bytes / 2 && self.reported_tail.swap(tail, Relaxed) != tail {
-            // Without this message the keeper syncs the files within a second anyway.
+        if is_due && self.reported_tail.swap(tail, Relaxed) != tail {
+            // Without this message the keeper digests within a second anyway.
             if let Ok(_asking) = self.asking.try_lock()
                 && !self.has_ended.load(Acquire)
             {
-                let _ = seqpacket::send(self.link, &[HALF_FULL]);
+                let _ = seqpacket::send(self.link, &[DIGEST]);
             }
         }
     }

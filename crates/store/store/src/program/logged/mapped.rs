@@ -84,11 +84,14 @@ impl MappedFile {
         (known.mode, known.user, known.group, known.links) == (now.mode, now.user, now.group, now.links)
     }
 
-    /// Reserves blocks for a write, so that digesting it cannot fail for lack of room.
-    fn reserve(&mut self, fd: ProgramFd, offset: u64, end: u64, size: u64) -> Result<(), Errno> {
-        if self.reserved.start <= offset && end <= self.reserved.end {
+    /// Reserves blocks for a write, so that digesting it cannot fail for lack of room. The keeper does this ahead for
+    /// files that grow.
+    fn reserve(&mut self, fd: ProgramFd, slot: &FileSlot, offset: u64, end: u64) -> Result<(), Errno> {
+        let is_in = |reserved: &core::ops::Range<u64>| reserved.start <= offset && end <= reserved.end;
+        if is_in(&self.reserved) || is_in(&slot.reserved()) {
             return Ok(());
         }
+        let size = slot.size.load(Acquire);
         let until = if end > size { end.saturating_add(RESERVED_BYTES).min(i64::MAX as u64) } else { end };
         let reserved = file::reserve(fd, offset, until - offset);
         let until = match reserved {
@@ -277,8 +280,8 @@ impl MappedWrite {
         };
         let end = offset.checked_add(len_bytes as u64).filter(|end| *end <= i64::MAX as u64);
         let Some(end) = end else { return Appended::Leave };
-        let is_readable = parts.iter().all(|part| is_readable(part.address, part.len_bytes));
-        if !is_readable || mapped.reserve(self.fd, offset, end, size).is_err() {
+        let can_read = |part: &Part| log.has(*part) || is_readable(part.address, part.len_bytes);
+        if !parts.iter().all(can_read) || mapped.reserve(self.fd, slot, offset, end).is_err() {
             return Appended::Leave;
         }
         let max_bytes = MAX_PIECE_BYTES.min(log.max_record_bytes() / 2);
@@ -350,7 +353,7 @@ impl Target<'_> {
         }
         drop(append);
         self.referenced_bytes.set(self.referenced_bytes.get() + referenced_bytes);
-        self.session.tell_if_half_full();
+        self.session.tell_if_digest_is_due();
         Ok(())
     }
 }
