@@ -75,10 +75,11 @@ book: ## Build the documents as a book in target/book, and check its links (netw
 test: ## Install what the checks need if it is missing, build, run every check
 	@scripts/test
 
-test-suites: ## Build, run CPython's own tests plain and under uncopy in three ways (about an hour)
+test-suites: ## Build, run CPython's own tests plain and under uncopy in three ways, those of files also with logs (about an hour)
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
 	scripts/suites all
+	scripts/suites files
 
 test-current: ## Build, drive some fifty of Debian 13's programs plain and under uncopy in four ways (root; about two hours)
 	@scripts/install-packages current

@@ -269,10 +269,8 @@ const fn replaces_mapping(flags: c_int) -> bool {
 
 /// Prepares for mapping a file or anonymous memory.
 fn before_mmap(address: usize, len: usize, flags: c_int, fd: ProgramFd) {
-    if files::is_shared_mapping(flags, fd) {
+    if files::excludes_mapped(flags, fd) {
         files::exclude(fd);
-    } else if files::is_mapping_of_mapped(flags, fd) {
-        files::stop_logging(fd);
     }
     if replaces_mapping(flags) {
         record::record_discard(Function::Mmap, address, len);
@@ -282,13 +280,13 @@ fn before_mmap(address: usize, len: usize, flags: c_int, fd: ProgramFd) {
 
 entry!(mmap MMAP
 (address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: ProgramFd, offset: off_t) -> Pointer,
-replaces_mapping(flags) || files::is_shared_mapping(flags, fd) || files::is_mapping_of_mapped(flags, fd), {
+replaces_mapping(flags) || files::excludes_mapped(flags, fd), {
     map(address, len, protection, flags, fd, offset)
 });
 
 entry!(mmap64 MMAP
 (address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: ProgramFd, offset: off_t) -> Pointer,
-replaces_mapping(flags) || files::is_shared_mapping(flags, fd) || files::is_mapping_of_mapped(flags, fd), {
+replaces_mapping(flags) || files::excludes_mapped(flags, fd), {
     map(address, len, protection, flags, fd, offset)
 });
 

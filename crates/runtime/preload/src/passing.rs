@@ -26,7 +26,7 @@ fn passed(
     len: size_t,
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    let _outside = files::stop_logging_for(to);
+    let _outside = (files::stop_logging_for(to), files::before_read_by_kernel(from));
     let timer = Timer::begin(len);
     let done = if lanes::is_on() { lanes::transfer(from, to, call) } else { call() };
     let done = net::send_result(to, done);
@@ -36,27 +36,29 @@ fn passed(
     done
 }
 
-fn is_candidate(to: ProgramFd, len: size_t) -> bool {
-    len >= MIN_STREAM_BYTES.load(core::sync::atomic::Ordering::Relaxed) || files::is_tracked(to)
+fn is_candidate(from: ProgramFd, to: ProgramFd, len: size_t) -> bool {
+    len >= MIN_STREAM_BYTES.load(core::sync::atomic::Ordering::Relaxed)
+        || files::is_tracked(to)
+        || files::is_tracked(from)
 }
 
-entry!(sendfile SENDFILE (to: ProgramFd, from: ProgramFd, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(to, len), {
+entry!(sendfile SENDFILE (to: ProgramFd, from: ProgramFd, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(from, to, len), {
     passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
 });
 
-entry!(sendfile64 SENDFILE (to: ProgramFd, from: ProgramFd, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(to, len), {
+entry!(sendfile64 SENDFILE (to: ProgramFd, from: ProgramFd, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(from, to, len), {
     passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
 });
 
 entry!(splice SPLICE
 (from: ProgramFd, from_offset: *mut loff_t, to: ProgramFd, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
-is_candidate(to, len), {
+is_candidate(from, to, len), {
     passed(Function::Splice, from, to, len, || SPLICE.call()(from, from_offset, to, to_offset, len, flags))
 });
 
 entry!(copy_file_range COPY_FILE_RANGE
 (from: ProgramFd, from_offset: *mut loff_t, to: ProgramFd, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
-is_candidate(to, len), {
+is_candidate(from, to, len), {
     let call = || COPY_FILE_RANGE.call()(from, from_offset, to, to_offset, len, flags);
     passed(Function::CopyFileRange, from, to, len, call)
 });

@@ -6,7 +6,7 @@
 //! | [`observe`] | counts the bytes moved, and records them | the same, and notes where large input arrived |
 //! | [`service`] | reports the error of a service's connection (`--net`), and raises its signal | the same; reads what came before the program shut the connection |
 //! | [`lane`] | sends large parts by reference (`--lanes`) | receives references |
-//! | [`log`] | logs writes to files that take part in a log (`--log`) | |
+//! | [`log`] | logs writes to files that take part in a log (`--log`) | has the log write to a file first (`--log-mode only`) |
 //! | [`engine`] | gathers parts whose bytes lie elsewhere, or lends them to the kernel | lets the kernel fill the engine's buffers |
 //! | system call | the program's, with its own buffers or the engine's | the same |
 //!
@@ -46,7 +46,11 @@ pub fn send(op: &Op, call: impl Fn(Option<&[Part]>) -> ssize_t) -> ssize_t {
 /// Makes a call that receives bytes; `call` as for [`send`].
 #[inline(always)]
 pub fn receive(op: &Op, call: impl Fn(Option<&[Part]>) -> ssize_t) -> ssize_t {
-    observe::receive(op, || service::receive(op, || stage!(lane::receive(op), engine::receive(op, &call))))
+    observe::receive(op, || {
+        service::receive(op, || {
+            stage!(lane::receive(op), stage!(log::receive(op), engine::receive(op, &call)))
+        })
+    })
 }
 
 /// Makes a receive that does not store its bytes (MSG_TRUNC), without the engine.

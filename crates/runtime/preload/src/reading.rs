@@ -9,10 +9,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::call::input::ReceiveResult;
 use uncopy_engine::call::input::{Input, MAX_PARTS, is_candidate};
-use uncopy_engine::state::gate::{MIN_ENGINE_BYTES, MIN_HOOK_BYTES, MIN_STREAM_BYTES};
+use uncopy_engine::state::gate::{MIN_ENGINE_BYTES, MIN_STREAM_BYTES};
 use uncopy_engine::state::warmup;
 use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
+use uncopy_store::program::Place;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::stack_room;
@@ -48,6 +49,11 @@ pub const fn of_a_stream(offset: off_t, flags: c_int) -> Stream {
     }
 }
 
+/// Returns the place in a file that preadv2 or pwritev2 means: with offset -1 the file offset.
+pub const fn place(offset: off_t) -> Place {
+    if offset == -1 { Place::Position } else { Place::Offset(offset.cast_unsigned()) }
+}
+
 /// Flags with which `recv` does on a stream what a call does; `None` if it cannot.
 pub type Stream = Option<c_int>;
 
@@ -72,8 +78,8 @@ fn target(parts: Option<&[Part]>, buffer: Pointer) -> Pointer {
 }
 
 gate!(read, "rdx", "rcx", MIN_STREAM_BYTES, READ, read_body);
-gate!(pread, "rdx", "r8", MIN_HOOK_BYTES, PREAD, pread_body);
-gate!(pread64, "rdx", "r8", MIN_HOOK_BYTES, PREAD, pread_body);
+gate!(pread, "rdx", "r8", MIN_STREAM_BYTES, PREAD, pread_body);
+gate!(pread64, "rdx", "r8", MIN_STREAM_BYTES, PREAD, pread_body);
 gate!(recv, "rdx", "r8", MIN_STREAM_BYTES, RECV, recv_body);
 
 fn op_of_read(transfer: Transfer, buffer: Pointer, len: usize, stream: Stream, caller: usize) -> Op {
@@ -83,6 +89,7 @@ fn op_of_read(transfer: Transfer, buffer: Pointer, len: usize, stream: Stream, c
 unsafe extern "C" fn read_body(fd: ProgramFd, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
     let real = READ.call();
     let op = op_of_read(input(Function::Read, fd), buffer, len, Some(0), caller);
+    let op = Op { at: Some(Place::Position), ..op };
     // SAFETY: the program's own arguments; a buffer in place of its own is at least as long.
     pipeline::receive(&op, |parts| unsafe { real(fd, target(parts, buffer), len) })
 }
@@ -105,6 +112,7 @@ unsafe extern "C" fn pread_body(
 ) -> ssize_t {
     let real = PREAD.call();
     let op = op_of_read(input(Function::Pread, fd), buffer, len, None, caller);
+    let op = Op { at: Some(Place::Offset(offset.cast_unsigned())), ..op };
     // SAFETY: the program's own arguments; a buffer in place of its own is at least as long.
     pipeline::receive(&op, |parts| unsafe { real(fd, target(parts, buffer), len, offset) })
 }
@@ -174,9 +182,10 @@ checked!(__recvfrom_chk RECVFROM_CHK
 (fd: ProgramFd, buffer: Pointer, len: usize, room: usize, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t),
 if len <= room => recvfrom(fd, buffer, len, flags, from, from_len));
 
-/// Defines hooks that read into a vector, from the recorded function and the arguments after the vector.
+/// Defines hooks that read into a vector, from the recorded function, the flags of an equivalent `recv`, the place in a
+/// file, and the arguments after the vector.
 macro_rules! vectored {
-    ($name:ident $slot:ident $function:ident $stream:expr, ($($argument:ident: $type:ty),*)) => {
+    ($name:ident $slot:ident $function:ident $stream:expr, $at:expr, ($($argument:ident: $type:ty),*)) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             fd: ProgramFd,
@@ -186,7 +195,7 @@ macro_rules! vectored {
         ) -> ssize_t {
             let real = $slot.call();
             let op = Op::new(input(Function::$function, fd), Buffers::vector(vector, count));
-            let op = Op { stream: $stream, caller: $name as *const () as usize, ..op };
+            let op = Op { stream: $stream, at: Some($at), caller: $name as *const () as usize, ..op };
             pipeline::receive(&op, |parts| {
                 let vector = parts.map_or(vector, |parts| parts.as_ptr().cast());
                 // SAFETY: the program's own arguments; buffers in place of its own are at least as long.
@@ -196,10 +205,10 @@ macro_rules! vectored {
     };
 }
 
-vectored!(readv READV Readv Some(0), ());
-vectored!(preadv PREADV Preadv None, (offset: off_t));
+vectored!(readv READV Readv Some(0), Place::Position, ());
+vectored!(preadv PREADV Preadv None, Place::Offset(offset.cast_unsigned()), (offset: off_t));
 alias!(preadv64 = preadv (fd: ProgramFd, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
-vectored!(preadv2 PREADV2 Preadv of_a_stream(offset, flags), (offset: off_t, flags: c_int));
+vectored!(preadv2 PREADV2 Preadv of_a_stream(offset, flags), place(offset), (offset: off_t, flags: c_int));
 alias!(preadv64v2 = preadv2
 (fd: ProgramFd, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 

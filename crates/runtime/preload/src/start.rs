@@ -3,7 +3,7 @@
 use crate::exit::{self, Stats};
 use core::ffi::{CStr, c_char, c_int};
 use uncopy_capi::sending;
-use uncopy_core::options::{Heap, OptionError, Options, Policy};
+use uncopy_core::options::{Heap, LogMode, OptionError, Options, Policy};
 use uncopy_core::scope::Scope;
 use uncopy_engine::background::activation;
 use uncopy_engine::life::fork;
@@ -124,7 +124,8 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             }
         }
         if let Some(socket) = options.log_socket {
-            let memory = LogMemory { refers: options.elides_api_copies, receives: options.optimistic };
+            let memory = (options.log_mode == LogMode::Only)
+                .then_some(LogMemory { refers: options.elides_api_copies, receives: options.optimistic });
             crate::files::switch_on(socket, options.log_files, policy == Policy::Always, memory);
         }
     }

@@ -5,7 +5,7 @@ use crate::lanes;
 use crate::messages::{self, note_moved};
 use crate::net;
 use crate::pipeline::{self, Buffers, Op, may_have_views};
-use crate::reading::of_a_stream;
+use crate::reading::{of_a_stream, place};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
@@ -15,7 +15,7 @@ use uncopy_engine::state::gate::{MIN_HOOK_BYTES, MIN_STREAM_BYTES};
 use uncopy_fdtable as fdtable;
 use uncopy_interpose::{alias, entry, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
-use uncopy_store::program::WriteAt;
+use uncopy_store::program::Place;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
 use uncopy_sys::features;
@@ -107,7 +107,7 @@ fn sent_or(send: impl FnOnce(c_int) -> ssize_t, write: impl FnOnce() -> ssize_t)
 }
 
 fn op_of_write(function: Function, fd: ProgramFd, buffer: Pointer, len: usize) -> Op {
-    let (buffers, at) = (Buffers::one(buffer, len), Some(WriteAt::Position));
+    let (buffers, at) = (Buffers::one(buffer, len), Some(Place::Position));
     Op { asked: Some(0), at, ..Op::new(output(function, fd), buffers) }
 }
 
@@ -140,7 +140,7 @@ pub fn by_stdio(fd: ProgramFd, buffer: Pointer, len: usize) -> ssize_t {
 
 entry!(pwrite PWRITE (fd: ProgramFd, buffer: Pointer, len: usize, offset: off_t) -> ssize_t,
 len >= MIN_HOOK_BYTES.load(Relaxed) || files::is_tracked(fd), {
-    let at = Some(WriteAt::Offset(offset.cast_unsigned()));
+    let at = Some(Place::Offset(offset.cast_unsigned()));
     let op = Op { at, ..Op::new(output(Function::Pwrite, fd), Buffers::one(buffer, len)) };
     pipeline::send(&op, |parts| match parts {
         None => PWRITE.call()(fd, buffer, len, offset),
@@ -182,7 +182,7 @@ macro_rules! vectored {
     ($name:ident $slot:ident $real:expr, $function:ident, $stream:expr, $asked:expr, $at:expr, ($($argument:ident: $type:ty),*)) => {
         entry!($name $slot (fd: ProgramFd, vector: *const iovec, count: c_int $(, $argument: $type)*) -> ssize_t, features::is_any_active(), {
             let real = $real;
-            let (stream, asked, at): (Option<c_int>, Option<c_int>, Option<WriteAt>) = ($stream, $asked, ($at)(fd));
+            let (stream, asked, at): (Option<c_int>, Option<c_int>, Option<Place>) = ($stream, $asked, ($at)(fd));
             let op = Op::new(output(Function::$function, fd), Buffers::vector(vector, count));
             pipeline::send(&Op { stream, asked, at, ..op }, |parts| match parts {
                 None => real(fd, vector, count $(, $argument)*),
@@ -194,17 +194,17 @@ macro_rules! vectored {
 
 /// Returns the file position of a `pwritev2`; `None` if its flags make it wait or append, since such writes cannot
 /// be logged.
-fn place_of(fd: ProgramFd, offset: off_t, flags: c_int) -> Option<WriteAt> {
+fn place_of(fd: ProgramFd, offset: off_t, flags: c_int) -> Option<Place> {
     const HARMLESS: c_int = libc::RWF_NOWAIT | libc::RWF_HIPRI;
     if flags & !HARMLESS != 0 {
         files::exclude(fd);
         return None;
     }
-    Some(if offset == -1 { WriteAt::Position } else { WriteAt::Offset(offset.cast_unsigned()) })
+    Some(place(offset))
 }
 
-vectored!(writev WRITEV writev_now, Writev, Some(net::suppress_sigpipe(0)), Some(0), |_| Some(WriteAt::Position), ());
-vectored!(pwritev PWRITEV PWRITEV.call(), Pwritev, None, None, |_| Some(WriteAt::Offset(offset.cast_unsigned())), (offset: off_t));
+vectored!(writev WRITEV writev_now, Writev, Some(net::suppress_sigpipe(0)), Some(0), |_| Some(Place::Position), ());
+vectored!(pwritev PWRITEV PWRITEV.call(), Pwritev, None, None, |_| Some(Place::Offset(offset.cast_unsigned())), (offset: off_t));
 alias!(pwritev64 = pwritev (fd: ProgramFd, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
 vectored!(pwritev2 PWRITEV2 PWRITEV2.call(), Pwritev, of_a_stream(offset, flags), None, |fd| place_of(fd, offset, flags), (offset: off_t, flags: c_int));
 alias!(pwritev64v2 = pwritev2

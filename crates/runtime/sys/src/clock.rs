@@ -37,6 +37,12 @@ pub fn wall_ns() -> u64 {
     read_ns(libc::CLOCK_REALTIME)
 }
 
+/// CLOCK_REALTIME as of the last tick, ns since 1970: the kernel's time stamps of files come from it.
+#[must_use]
+pub fn coarse_wall_ns() -> u64 {
+    read_ns(libc::CLOCK_REALTIME_COARSE)
+}
+
 /// Processor time that all threads of the process have used, nanoseconds. A system call, not the
 /// vDSO; `errno` is changed if a filter refuses it. For critical sections, which restore `errno`.
 #[must_use]

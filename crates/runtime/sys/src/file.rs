@@ -91,6 +91,19 @@ pub fn modified_ns(fd: impl Descriptor) -> Result<u64, Errno> {
     Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.tv_nsec)))
 }
 
+/// Sets the time of a file's last modification, nanoseconds since 1970.
+///
+/// # Errors
+/// Errors of utimensat(2).
+pub fn set_modified_ns(fd: impl Descriptor, time_ns: u64) -> Result<(), Errno> {
+    const NS_PER_S: u64 = 1_000_000_000;
+    let time = libc::timespec { tv_sec: (time_ns / NS_PER_S) as i64, tv_nsec: (time_ns % NS_PER_S) as i64 };
+    let times = [libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT }, time];
+    let path = core::ptr::null::<core::ffi::c_char>();
+    // SAFETY: the kernel reads two times, which live through the call.
+    check(unsafe { kernel!(Name, syscall!(libc::SYS_utimensat, fd, path, times.as_ptr(), 0)) }).map(drop)
+}
+
 /// Returns device and inode of the file that a path names. `flags` are those of fstatat(2).
 ///
 /// # Errors

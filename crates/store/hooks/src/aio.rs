@@ -1,11 +1,13 @@
-//! Hooks of asynchronous I/O: files that are written by it are not logged.
+//! Hooks of asynchronous I/O: files that are written by it, or read from a mapped log, are not logged.
 
 use crate::leaving::{exclude, exclude_all, is_on};
 use core::ffi::{c_int, c_void};
 use uncopy_interpose::{alias, entry, slots};
+use uncopy_store::program as store;
 use uncopy_sys::descriptor::ProgramFd;
 
 slots! {
+    AIO_READ = c"aio_read": unsafe extern "C" fn(*mut c_void) -> c_int;
     AIO_WRITE = c"aio_write": unsafe extern "C" fn(*mut c_void) -> c_int;
     AIO_FSYNC = c"aio_fsync": unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
     LIO_LISTIO = c"lio_listio": unsafe extern "C" fn(c_int, *const c_void, c_int, *mut c_void) -> c_int;
@@ -19,6 +21,11 @@ unsafe fn refuse_file_of(request: *mut c_void) {
     // SAFETY: the program passes a `struct aiocb`, which libc reads next; `aio_fildes` is its first member.
     exclude(unsafe { request.cast::<ProgramFd>().read() });
 }
+
+entry!(aio_read AIO_READ (request: *mut c_void) -> c_int, store::has_mapped_files(), {
+    refuse_file_of(request);
+    AIO_READ.call()(request)
+});
 
 entry!(aio_write AIO_WRITE (request: *mut c_void) -> c_int, is_on(), {
     refuse_file_of(request);
@@ -50,6 +57,7 @@ pub unsafe extern "C" fn io_setup(count: c_int, context: *mut c_void) -> c_int {
     }
 }
 
+alias!(aio_read64 = aio_read (request: *mut c_void) -> c_int);
 alias!(aio_write64 = aio_write (request: *mut c_void) -> c_int);
 alias!(aio_fsync64 = aio_fsync (how: c_int, request: *mut c_void) -> c_int);
 alias!(lio_listio64 = lio_listio (mode: c_int, list: *const c_void, count: c_int, event: *mut c_void) -> c_int);

@@ -63,6 +63,12 @@ pub fn stop_logging_for(fd: ProgramFd) -> Option<CountedWrite> {
     None
 }
 
+/// Takes a file out of a mapped log before the kernel reads it for a call that does not go through
+/// [`read`](crate::reads::read). No other thread's call makes it return there before the result is dropped.
+pub fn before_read_by_kernel(fd: ProgramFd) -> Option<CountedWrite> {
+    if store::has_mapped_files() { stop_logging_for(fd) } else { None }
+}
+
 /// Takes a file out of the log for good.
 pub fn exclude(fd: ProgramFd) {
     if store::is_tracked(fd) {

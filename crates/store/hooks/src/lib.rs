@@ -17,6 +17,7 @@
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 use libc::{mode_t, off_t};
 use std::ffi::CString;
+use uncopy_engine::state::phase::handle_all_stream_io;
 use uncopy_fdtable::{self as fdtable, FdCallbacks, Feature};
 use uncopy_interpose::{alias, entry, slots, variadic};
 use uncopy_store::program::descriptors::CountedWrite;
@@ -31,13 +32,17 @@ mod counts;
 mod leaving;
 mod optimistic;
 mod paths;
+mod reads;
 mod status;
 mod times;
 mod writes;
 
 use counts::{count_departures, count_sync};
 use leaving::{Path, settle, settle_all, with_errno_saved};
-pub use leaving::{exclude, exclude_all, is_on, stop_logging, stop_logging_for, stop_logging_mapped};
+pub use leaving::{
+    before_read_by_kernel, exclude, exclude_all, is_on, stop_logging, stop_logging_for, stop_logging_mapped,
+};
+pub use reads::{may_be_in_log, read};
 pub use status::{fstat_by, has_mapped_files};
 pub use writes::write;
 
@@ -79,13 +84,17 @@ pub fn is_tracked(fd: ProgramFd) -> bool {
 }
 
 /// Switches logging on, with the keeper's socket and the colon-separated patterns of files to log (`None`:
-/// all). `always` logs files even where that has not paid.
-pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool, memory: LogMemory) {
+/// all). `always` logs files even where that has not paid. With `memory` the log is mapped and has the only copy.
+pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool, memory: Option<LogMemory>) {
     let globs = globs.into_iter().flat_map(|globs| globs.split(|byte| *byte == b':'));
     let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
     if let Ok(socket) = CString::new(socket) {
         fdtable::register(Feature::Log, &FD_CALLBACKS);
-        if memory.receives && memory.refers {
+        if memory.is_some() {
+            // The kernel knows neither the offset nor the last bytes of a file in such a log.
+            handle_all_stream_io();
+        }
+        if memory.is_some_and(|memory| memory.receives && memory.refers) {
             optimistic::switch_on();
         }
         store::switch_on(socket, globs, always, memory);
@@ -275,14 +284,16 @@ pub fn before_call(number: c_long, a: usize, c: usize) {
         | libc::SYS_pwritev2
         | libc::SYS_ftruncate
         | libc::SYS_fallocate
-        | libc::SYS_sendfile
         | libc::SYS_fsync
         | libc::SYS_fdatasync
         | libc::SYS_close
         | libc::SYS_dup
         | libc::SYS_dup2
         | libc::SYS_dup3 => exclude(ProgramFd::of_argument(a)),
-        libc::SYS_splice | libc::SYS_copy_file_range => exclude(ProgramFd::of_argument(c)),
+        libc::SYS_splice | libc::SYS_copy_file_range => {
+            exclude(ProgramFd::of_argument(c));
+            drop(before_read_by_kernel(ProgramFd::of_argument(a)));
+        }
         libc::SYS_sync
         | libc::SYS_syncfs
         | libc::SYS_io_uring_setup
@@ -293,8 +304,17 @@ pub fn before_call(number: c_long, a: usize, c: usize) {
         | libc::SYS_unlink
         | libc::SYS_unlinkat
         | libc::SYS_close_range => exclude_all(),
-        libc::SYS_fstat | libc::SYS_lseek | libc::SYS_fcntl if store::has_mapped_files() => {
-            stop_logging(ProgramFd::of_argument(a));
+        libc::SYS_fstat
+        | libc::SYS_lseek
+        | libc::SYS_fcntl
+        | libc::SYS_read
+        | libc::SYS_readv
+        | libc::SYS_pread64
+        | libc::SYS_preadv
+        | libc::SYS_preadv2 => drop(before_read_by_kernel(ProgramFd::of_argument(a))),
+        libc::SYS_sendfile => {
+            exclude(ProgramFd::of_argument(a));
+            stop_logging_mapped();
         }
         libc::SYS_stat
         | libc::SYS_lstat
@@ -310,14 +330,12 @@ pub fn before_call(number: c_long, a: usize, c: usize) {
     }
 }
 
-/// Returns whether writes to a mapping of the file would change the file.
-pub fn is_shared_mapping(flags: c_int, fd: ProgramFd) -> bool {
-    flags & libc::MAP_TYPE != libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS == 0 && store::is_tracked(fd)
-}
-
-/// Returns whether a private mapping of a file would lack bytes that only a mapped log has.
-pub fn is_mapping_of_mapped(flags: c_int, fd: ProgramFd) -> bool {
-    store::has_mapped_files() && flags & libc::MAP_ANONYMOUS == 0 && store::is_tracked(fd)
+/// Returns whether a mapping keeps a file out of the log: writes to it would change the file, or it would lack bytes
+/// that only a mapped log has.
+pub fn excludes_mapped(flags: c_int, fd: ProgramFd) -> bool {
+    flags & libc::MAP_ANONYMOUS == 0
+        && (flags & libc::MAP_TYPE != libc::MAP_PRIVATE || store::is_only_copy())
+        && store::is_tracked(fd)
 }
 
 /// Handles a call of fcntl(2) that sets file status flags, a lease or a signal's owner before it is made. The result
@@ -351,8 +369,13 @@ pub fn after_fcntl(fd: ProgramFd, command: c_int, result: c_int) -> c_int {
     }
 }
 
-/// Handles an ioctl(2) before it is made: some requests change a file's content or layout.
+/// Handles an ioctl(2) before it is made: some requests change a file's content or layout, or read another file's.
 pub fn before_ioctl(fd: ProgramFd, request: c_ulong) {
+    /// Request of linux/fs.h that libc lacks: `_IOWR(0x94, 54, struct file_dedupe_range)`.
+    const FIDEDUPERANGE: c_ulong = 0xC018_9436;
+    if matches!(request, libc::FICLONE | libc::FICLONERANGE | FIDEDUPERANGE) {
+        stop_logging_mapped();
+    }
     // FIONREAD is the distance from the file offset to the end.
     if (request != libc::FIONREAD || store::has_mapped_files())
         && request != libc::FIOCLEX

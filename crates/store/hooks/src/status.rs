@@ -1,4 +1,4 @@
-//! Hooks of the stat family and of lseek(2): sizes and offsets that a mapped log knows, and the kernel does not yet.
+//! Hooks of the stat family and of lseek(2): sizes, times and offsets that a mapped log knows, and the kernel does not yet.
 //!
 //! While no file is in a mapped log, each hook is a load and a jump. glibc exports `stat` and the like from 2.33 on;
 //! programs that were linked against an earlier one call `__xstat` and the like.
@@ -7,7 +7,7 @@ use crate::leaving::{Path, settle, stop_logging_for, with_errno_saved};
 use core::ffi::{c_int, c_uint};
 use libc::off_t;
 use uncopy_interpose::{alias, entry, slots};
-use uncopy_store::program::{self as store, MappedSize};
+use uncopy_store::program::{self as store, MappedStatus};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
 
@@ -35,17 +35,20 @@ pub fn has_mapped_files() -> bool {
     store::has_mapped_files()
 }
 
-/// Corrects the size and the blocks of a regular file in a mapped log. Returns false if the kernel has to be asked again.
+/// Corrects the status of a regular file in a mapped log by `apply`, which gets the size in bytes and the time of the last
+/// write in seconds and nanoseconds, if the log has one. Returns false if the kernel has to be asked again.
 ///
 /// Blocks beyond the end that the kernel knows count as allocated: zero blocks would tell archivers that the file is
 /// one hole.
-fn correct(device: u64, inode: u64, apply: impl FnOnce(u64)) -> bool {
-    let mut mapped = MappedSize::Unknown;
-    with_errno_saved(|| mapped = store::mapped_size(device, inode));
-    if let MappedSize::Is(len_bytes) = mapped {
-        apply(len_bytes);
+fn correct(device: u64, inode: u64, apply: impl FnOnce(u64, Option<(i64, u32)>)) -> bool {
+    const NS_PER_S: u64 = 1_000_000_000;
+    let mut mapped = MappedStatus::Unknown;
+    with_errno_saved(|| mapped = store::mapped_status(device, inode));
+    if let MappedStatus::Is { len_bytes, modified_ns } = mapped {
+        let time = ((modified_ns / NS_PER_S) as i64, (modified_ns % NS_PER_S) as u32);
+        apply(len_bytes, (modified_ns != 0).then_some(time));
     }
-    mapped != MappedSize::AskAgain
+    mapped != MappedStatus::AskAgain
 }
 
 /// Makes a call that returns the status of a file, and corrects the status by `correct`. If the file has left the log,
@@ -73,10 +76,15 @@ unsafe fn filled(found: Found, call: impl Fn() -> c_int) -> c_int {
         if found.st_mode & libc::S_IFMT != libc::S_IFREG {
             return true;
         }
-        correct(found.st_dev, found.st_ino, |len_bytes| {
+        correct(found.st_dev, found.st_ino, |len_bytes, modified| {
             let more_bytes = len_bytes.saturating_sub(found.st_size as u64);
             found.st_size += more_bytes as off_t;
             found.st_blocks += more_bytes.div_ceil(BLOCK_BYTES) as libc::blkcnt_t;
+            if let Some((seconds, ns)) = modified {
+                (found.st_mtime, found.st_mtime_nsec) = (seconds, i64::from(ns));
+                let changed = (found.st_ctime, found.st_ctime_nsec).max((seconds, i64::from(ns)));
+                (found.st_ctime, found.st_ctime_nsec) = changed;
+            }
         })
     })
 }
@@ -149,10 +157,15 @@ unsafe fn correct_statx(found: *mut libc::statx) -> bool {
         return true;
     }
     let device = libc::makedev(found.stx_dev_major, found.stx_dev_minor);
-    correct(device, found.stx_ino, |len_bytes| {
+    correct(device, found.stx_ino, |len_bytes, modified| {
         let more_bytes = len_bytes.saturating_sub(found.stx_size);
         found.stx_size += more_bytes;
         found.stx_blocks += more_bytes.div_ceil(BLOCK_BYTES);
+        if let Some((seconds, ns)) = modified {
+            (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec) = (seconds, ns);
+            let changed = (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec).max((seconds, ns));
+            (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec) = changed;
+        }
     })
 }
 

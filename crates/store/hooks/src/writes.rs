@@ -6,7 +6,7 @@ use crate::optimistic;
 use core::cell::Cell;
 use libc::ssize_t;
 use uncopy_engine::call::output::{Output, is_candidate};
-use uncopy_store::program::{self as store, Appended, OngoingWrite, WriteAt};
+use uncopy_store::program::{self as store, Appended, OngoingWrite, Place};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
 use uncopy_sys::iovec::Part;
@@ -19,7 +19,7 @@ type Real<'a> = &'a dyn Fn(&[Part]) -> ssize_t;
 #[inline(always)]
 pub fn write(
     fd: ProgramFd,
-    at: WriteAt,
+    at: Place,
     parts: &[Part],
     real: Real<'_>,
     passthrough: impl FnOnce() -> ssize_t,
@@ -64,7 +64,7 @@ pub fn write(
 #[cold]
 fn write_logged(
     fd: ProgramFd,
-    at: WriteAt,
+    at: Place,
     parts: &[Part],
     real: Real<'_>,
     write: store::LoggedWrite,
@@ -73,7 +73,7 @@ fn write_logged(
 }
 
 /// Appends a write to a mapped log, without a call that a signal could interrupt.
-fn append(fd: ProgramFd, at: WriteAt, parts: &[Part], mut write: store::MappedWrite) -> (Appended, usize) {
+fn append(fd: ProgramFd, at: Place, parts: &[Part], mut write: store::MappedWrite) -> (Appended, usize) {
     let appended = Cell::new(Appended::Leave);
     let call = |parts: &[Part]| {
         appended.set(write.append(at, parts));
@@ -85,7 +85,7 @@ fn append(fd: ProgramFd, at: WriteAt, parts: &[Part], mut write: store::MappedWr
 
 /// Writes to a file in a mapped log that has no room for the write, or that the file has to leave.
 #[cold]
-fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> ssize_t {
+fn write_mapped(fd: ProgramFd, at: Place, parts: &[Part], real: Real<'_>) -> ssize_t {
     let mut appended_bytes = None;
     let written = with_signals_blocked(|| {
         let call = |parts: &[Part]| {
@@ -106,7 +106,7 @@ fn write_mapped(fd: ProgramFd, at: WriteAt, parts: &[Part], real: Real<'_>) -> s
 
 /// Makes a call with signals blocked, and keeps the errno that it leaves: a critical section restores the one that it began
 /// with.
-fn with_signals_blocked(call: impl FnOnce() -> ssize_t) -> ssize_t {
+pub fn with_signals_blocked(call: impl FnOnce() -> ssize_t) -> ssize_t {
     let (result, errno_after) = {
         let _critical = Critical::enter();
         (call(), errno::get())
@@ -117,7 +117,7 @@ fn with_signals_blocked(call: impl FnOnce() -> ssize_t) -> ssize_t {
 
 fn write_under(
     fd: ProgramFd,
-    at: WriteAt,
+    at: Place,
     parts: &[Part],
     real: Real<'_>,
     write: store::LoggedWrite,

@@ -61,6 +61,8 @@ pub struct FileSlot {
     pub position: AtomicU64,
     /// Size of the file with its records in a mapped log, bytes.
     pub size: AtomicU64,
+    /// Time of the last write to a mapped log, ns since 1970; 0: none.
+    pub modified_ns: AtomicU64,
     /// Range of the file whose blocks the keeper has reserved, bytes.
     reserved_from: AtomicU64,
     reserved_until: AtomicU64,
@@ -116,6 +118,7 @@ impl FileSlot {
 
     /// Prepares the slot for another file.
     pub fn clear(&self) {
+        self.modified_ns.store(0, Release);
         self.reserved_until.store(0, Release);
         self.error.store(0, Release);
         self.appending.store(0, Release);

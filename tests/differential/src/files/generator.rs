@@ -27,8 +27,8 @@ const WEIGHTS: &[(Kind, usize)] = &[
     (Kind::Mapped, 16),
     (Kind::Child, 3),
 ];
-/// Weights for a log that has the only copy: more often, a program writes, seeks and looks at files that it opened
-/// for writing only, duplicates them and forks, and opens them again.
+/// Weights for a log that has the only copy: more often, a program writes, seeks and looks at files, duplicates them
+/// and forks, and opens them again.
 const WEIGHTS_ONLY: &[(Kind, usize)] = &[
     (Kind::Open, 40),
     (Kind::Reopen, 20),
@@ -68,7 +68,7 @@ pub fn generate(seed: u64, operations: usize, log_mode: LogMode) -> Program {
     let access: &[i32] = match log_mode {
         LogMode::Beside => &[libc::O_RDWR, libc::O_RDWR, libc::O_RDWR, libc::O_WRONLY, libc::O_RDONLY],
         LogMode::Only => {
-            &[libc::O_WRONLY, libc::O_WRONLY, libc::O_WRONLY, libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY]
+            &[libc::O_WRONLY, libc::O_RDWR, libc::O_WRONLY, libc::O_RDWR, libc::O_WRONLY, libc::O_RDONLY]
         }
     };
     let mut random = Random::new(seed ^ 0xF11E5);
@@ -88,7 +88,7 @@ pub fn generate(seed: u64, operations: usize, log_mode: LogMode) -> Program {
     let mut generator = Generator { random, kinds, access, is_short, preferred_slot: 0 };
     let mut program = Program { seed, alarm_us: 0, operations: Vec::with_capacity(operations) };
     for slot in 0..SLOTS {
-        let flags = usize::try_from(access[0] | libc::O_CREAT).expect("positive");
+        let flags = usize::try_from(access[slot % 2] | libc::O_CREAT).expect("positive");
         program.operations.push(operation(Kind::Open, &[slot, slot % NAMES, 0, flags]));
     }
     while program.operations.len() < operations {

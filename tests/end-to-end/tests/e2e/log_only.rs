@@ -137,6 +137,7 @@ rows! {
     removed_files: "unlink";
     linked_files: "link";
     times_set_between_writes: "times" { has_times: true };
+    time_of_the_last_write: "modification";
     streams_of_libc_on_the_descriptor: "streams";
     duplicates_of_the_descriptor: "dup";
     children_that_use_the_descriptor: "fork";
@@ -148,6 +149,13 @@ rows! {
     abort_without_close: "abort" { has_no_counters: true };
     threads_that_append: "threads" { is_unordered: true };
     threads_with_one_file_offset: "writers" { is_unordered: true };
+    reads_by_the_descriptor: "reads";
+    reads_by_a_descriptor_that_appends: "reads-append";
+    reads_around_libc: "reads-around-libc";
+    mappings_by_the_descriptor: "own-mapping";
+    transfers_out_of_the_file: "transfers-out";
+    threads_that_read: "reading-threads";
+    random_reads_and_writes: "random";
 }
 
 /// Returns the names of the system calls that a process made between a call of getppid(2) and the next one, for each

@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_void};
 use libc::msghdr;
 use uncopy_record::Transfer;
-use uncopy_store::program::WriteAt;
+use uncopy_store::program::Place;
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::iovec::{self, MAX_PARTS, Part};
 
@@ -17,8 +17,8 @@ pub struct Op {
     pub stream: Option<c_int>,
     /// Flags that the program passed to a send, if it is made with others so that it raises no signal.
     pub asked: Option<c_int>,
-    /// Position in a file to which the call writes; `None`: no file, or a position unknown to a log.
-    pub at: Option<WriteAt>,
+    /// Place in a file that the call reads or writes; `None`: no file, or a place unknown to a log.
+    pub at: Option<Place>,
     /// Return address of a receive in the program.
     pub caller: usize,
     /// Header of a recvmsg, readable; otherwise null.

@@ -522,18 +522,23 @@ impl Client<'_> {
 
     /// Carries out the plans of a batch, and syncs the files. Returns the first error.
     fn carry_out(&mut self, batch: &Batch) -> Result<Digested, Errno> {
-        let file_of = |file: FileId| -> Option<OwnRef> {
-            self.held().find(|(_, held)| held.file == file).map(|(_, held)| held.fd.reference())
+        let file_of = |file: FileId| -> Option<(OwnRef, &FileSlot)> {
+            let (slot, held) = self.held().find(|(_, held)| held.file == file)?;
+            Some((held.fd.reference(), self.known(slot)))
         };
         let (mut result, mut digested) = (Ok(()), Digested::default());
         let mut written = Vec::new();
         for plan in &batch.files {
             // A file that is not held, though its records count: no recovery will find its mark.
-            let fd = file_of(plan.file).ok_or(Errno(libc::EBADF));
-            let size = fd.and_then(|fd| Ok((fd, file::status(fd)?.len_bytes)));
-            match size.and_then(|(fd, size)| digest::carry_out(fd, plan, &self.memory).map(|()| (fd, size))) {
-                Ok((fd, size)) => {
-                    digested.add(Digested::of(plan, size));
+            let carried_out = file_of(plan.file).ok_or(Errno(libc::EBADF)).and_then(|(fd, known)| {
+                let size = file::status(fd)?.len_bytes;
+                digest::carry_out(fd, plan, &self.memory)?;
+                digest::restore_time(fd, known);
+                Ok((fd, Digested::of(plan, size)))
+            });
+            match carried_out {
+                Ok((fd, of_file)) => {
+                    digested.add(of_file);
                     written.push(fd);
                 }
                 Err(errno) => result = result.and(Err(errno)),

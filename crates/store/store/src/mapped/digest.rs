@@ -159,11 +159,25 @@ pub fn forget_all(memory: &Mapping) {
     }
 }
 
-/// Frees blocks that were allocated behind the end of a file. They do no harm if that fails.
+/// Gives a file whose records were written to it the time of the program's last write.
+pub fn restore_time(fd: impl Descriptor, slot: &FileSlot) {
+    let time_ns = slot.modified_ns.load(Acquire);
+    if time_ns != 0 {
+        // It has the time of the digest otherwise.
+        let _ = file::set_modified_ns(fd, time_ns);
+    }
+}
+
+/// Frees blocks that were allocated behind the end of a file, whose time of modification stays. They do no harm if that
+/// fails.
 pub fn trim(fd: impl Descriptor) {
-    let Ok(status) = file::status(fd) else { return };
-    if status.blocks * BLOCK_BYTES > status.len_bytes.next_multiple_of(uncopy_sys::PAGE_BYTES as u64) {
-        let _ = file::truncate(fd, status.len_bytes);
+    let (Ok(status), modified_ns) = (file::status(fd), file::modified_ns(fd)) else { return };
+    // A block may also be that of the mark.
+    if status.blocks * BLOCK_BYTES > status.len_bytes.next_multiple_of(uncopy_sys::PAGE_BYTES as u64)
+        && file::truncate(fd, status.len_bytes).is_ok()
+        && let Ok(modified_ns) = modified_ns
+    {
+        let _ = file::set_modified_ns(fd, modified_ns);
     }
 }
 
@@ -195,6 +209,7 @@ pub fn settle<M: Persistent>(
     }
     // Rule 10 of the log: before the mark goes and others may change the file.
     digester.forget(file);
+    restore_time(fd, slot);
     trim(fd);
     let _ = mark::remove(fd);
     Ok(())

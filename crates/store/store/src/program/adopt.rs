@@ -83,7 +83,7 @@ fn eligible_file(session: &Session, fd: ProgramFd) -> Option<(file::Status, crat
     let flags = file::flags(fd).ok()?;
     let is_eligible = flags & (libc::O_DIRECT | libc::O_DSYNC) == 0
         && match session.mapped() {
-            Some(log) => logged::mapped::is_eligible(log, fd, flags, &status),
+            Some(log) => logged::mapped::is_eligible(log, fd, &status),
             None => mark::supports_logging(fd),
         };
     let identity = mark::identity(fd, &status).filter(|identity| is_named(&identity.path))?;

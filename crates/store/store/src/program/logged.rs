@@ -93,10 +93,10 @@ pub fn file_at(slot: usize) -> &'static Tracked {
     &FILES[slot % MAX_FILES]
 }
 
-/// Position of a write.
+/// Place in a file that a call reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteAt {
-    /// The file offset; the end of the file with O_APPEND.
+pub enum Place {
+    /// The file offset; for a write with O_APPEND, the end of the file.
     Position,
     /// Byte offset in the file.
     Offset(u64),
@@ -176,14 +176,12 @@ impl LoggedWrite {
     ///
     /// # Safety
     /// `parts` hold at least `len_bytes` readable bytes.
-    pub unsafe fn finish(mut self, at: WriteAt, parts: &[Part], len_bytes: usize) {
+    pub unsafe fn finish(mut self, at: Place, parts: &[Part], len_bytes: usize) {
         let offset = match at {
             // Linux appends whatever the offset is (pwrite(2), "Bugs").
-            WriteAt::Offset(_) if self.file.is_append.load(Relaxed) => None,
-            WriteAt::Offset(offset) => Some(offset),
-            WriteAt::Position => {
-                file::position(self.fd).ok().and_then(|end| end.checked_sub(len_bytes as u64))
-            }
+            Place::Offset(_) if self.file.is_append.load(Relaxed) => None,
+            Place::Offset(offset) => Some(offset),
+            Place::Position => file::position(self.fd).ok().and_then(|end| end.checked_sub(len_bytes as u64)),
         };
         match offset {
             // SAFETY: this function's caller promises that `len_bytes` bytes of `parts` can be read.

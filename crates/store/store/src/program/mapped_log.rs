@@ -52,13 +52,13 @@ pub struct MappedLog {
 /// How much of a log is in use.
 #[derive(Clone, Copy, Debug)]
 pub struct FillLevel {
-    /// Bytes of records that are not retired, and the capacity for records.
+    /// Bytes of records that are not retired.
     pub used_bytes: u64,
-    /// See `used_bytes`.
+    /// Capacity for records, bytes.
     pub ring_bytes: u64,
-    /// Bytes that these records refer to, and the capacity for input.
+    /// Bytes of input that these records refer to.
     pub pinned_bytes: u64,
-    /// See `pinned_bytes`.
+    /// Capacity for input, bytes.
     pub pool_bytes: u64,
     /// End of the retired records.
     pub tail: Lsn,
@@ -155,7 +155,7 @@ impl MappedLog {
         file::status(self.file).is_ok_and(|status| status.len_bytes >= self.memory.len_bytes() as u64)
     }
 
-    /// Appends a write, makes it durable, and announces the end of the records in `state`.
+    /// Appends a write, makes it durable, and announces the end of the records in `state`, which it returns.
     ///
     /// # Errors
     /// See [`AppendError`]; `TooLong` also if the log was truncated.
@@ -165,7 +165,7 @@ impl MappedLog {
         id: FileId,
         offset: u64,
         parts: &[Part<'_>],
-    ) -> Result<(), AppendError> {
+    ) -> Result<Lsn, AppendError> {
         let mut log = lock(&self.log);
         if !self.is_whole() {
             return Err(AppendError::TooLong);
@@ -179,7 +179,7 @@ impl MappedLog {
         log.commit();
         // The lock makes this the only thread.
         state.set_moment(Moment { head: end.0, sequence: 0 });
-        Ok(())
+        Ok(end)
     }
 
     /// Maps the pages of the next records together, in the first lap of the ring: a page fault for each page would take

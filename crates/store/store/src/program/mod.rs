@@ -20,11 +20,12 @@ mod trial;
 
 pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::mapped::inherited::settle_inherited;
-pub use logged::mapped::status::{MappedSize, hides_append, mapped_size, seek};
+pub use logged::mapped::reads::read_mapped;
+pub use logged::mapped::status::{MappedStatus, hides_append, mapped_status, seek};
 pub use logged::mapped::{
     Appended, MappedResult, MappedWrite, has_mapped_files, mapped_departures, write_mapped,
 };
-pub use logged::{LoggedWrite, OngoingWrite, WriteAt, begin_write, logged_files};
+pub use logged::{LoggedWrite, OngoingWrite, Place, begin_write, logged_files};
 pub use paths::{removed, renamed, stop_logging_at};
 
 use crate::mark;
@@ -90,14 +91,24 @@ pub struct LogMemory {
     pub receives: bool,
 }
 
+/// Whether the log is mapped and has the only copy of what is written.
+static IS_ONLY_COPY: AtomicBool = AtomicBool::new(false);
 /// Whether records of a mapped log refer to bytes that lie in its memory.
 static REFERS: AtomicBool = AtomicBool::new(true);
 
+/// Whether files of this process may be in a mapped log, now or later.
+#[inline]
+#[must_use]
+pub fn is_only_copy() -> bool {
+    IS_ONLY_COPY.load(Relaxed)
+}
+
 /// Switches logging on. `socket` is the path of the keeper's socket. With `globs` (fnmatch(3) patterns of
 /// absolute paths) only matching files are logged, from their first sync on; `always` logs files even where
-/// that has not paid.
-pub fn switch_on(socket: CString, globs: Vec<CString>, always: bool, memory: LogMemory) {
-    REFERS.store(memory.refers, Relaxed);
+/// that has not paid. With `memory` the log is mapped and has the only copy.
+pub fn switch_on(socket: CString, globs: Vec<CString>, always: bool, memory: Option<LogMemory>) {
+    IS_ONLY_COPY.store(memory.is_some(), Relaxed);
+    REFERS.store(memory.is_some_and(|memory| memory.refers), Relaxed);
     IS_FORCED.store(always || !globs.is_empty(), Relaxed);
     _ = GLOBS.set(globs);
     if SOCKET.set(socket).is_ok() && connect_keeper() {

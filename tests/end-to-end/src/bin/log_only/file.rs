@@ -73,7 +73,16 @@ impl File {
 
     /// Creates a file that can only be written, with these further flags, and writes and syncs it until a log has it.
     pub fn enter_log(name: &str, flags: c_int) -> Self {
-        let file = Self::open(name, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | flags);
+        Self::create_and_enter_log(name, libc::O_WRONLY | flags)
+    }
+
+    /// Creates a file that can also be read, as [`File::enter_log`] does.
+    pub fn enter_log_to_read(name: &str, flags: c_int) -> Self {
+        Self::create_and_enter_log(name, libc::O_RDWR | flags)
+    }
+
+    fn create_and_enter_log(name: &str, flags: c_int) -> Self {
+        let file = Self::open(name, libc::O_CREAT | libc::O_TRUNC | flags);
         for turn in 0..ENTRY_SYNCS {
             file.write(&bytes(turn, 100));
             file.sync();
@@ -107,6 +116,32 @@ impl File {
         let parts = vectors(parts);
         // SAFETY: the parts live through the call, which only reads them.
         unsafe { libc::pwritev2(self.0, parts.as_ptr(), parts.len() as c_int, offset, flags) as i64 }
+    }
+
+    pub fn read(self, to: &mut [u8]) -> i64 {
+        // SAFETY: `to` lives through the call, which stores at most its length.
+        unsafe { libc::read(self.0, to.as_mut_ptr().cast(), to.len()) as i64 }
+    }
+
+    pub fn pread(self, to: &mut [u8], offset: off_t) -> i64 {
+        // SAFETY: as for `read`.
+        unsafe { libc::pread(self.0, to.as_mut_ptr().cast(), to.len(), offset) as i64 }
+    }
+
+    /// Reads into two halves.
+    pub fn readv(self, to: &mut [u8]) -> i64 {
+        let (one, two) = to.split_at(to.len() / 2);
+        let parts = vectors(&[one, two]);
+        // SAFETY: the parts live through the call, which stores at most their lengths; nothing else uses them.
+        unsafe { libc::readv(self.0, parts.as_ptr(), 2) as i64 }
+    }
+
+    /// Reads into two halves, with the flags of preadv2(2).
+    pub fn preadv(self, to: &mut [u8], offset: off_t, flags: c_int) -> i64 {
+        let (one, two) = to.split_at(to.len() / 2);
+        let parts = vectors(&[one, two]);
+        // SAFETY: as for `readv`.
+        unsafe { libc::preadv2(self.0, parts.as_ptr(), 2, offset, flags) as i64 }
     }
 
     pub fn seek(self, offset: off_t, whence: c_int) -> i64 {

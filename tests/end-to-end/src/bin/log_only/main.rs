@@ -18,6 +18,7 @@
 mod file;
 mod names;
 mod processes;
+mod reads;
 mod threads;
 mod writes;
 
@@ -50,6 +51,7 @@ const SCENARIOS: &[Scenario] = &[
     ("unlink", |_| names::removals()),
     ("link", |_| names::links()),
     ("times", |_| names::times()),
+    ("modification", |_| names::modification()),
     ("streams", |_| names::streams()),
     ("dup", |_| processes::duplicates()),
     ("fork", |_| processes::forks()),
@@ -62,6 +64,13 @@ const SCENARIOS: &[Scenario] = &[
     ("threads", |_| threads::appenders()),
     ("writers", |_| threads::one_offset()),
     ("records", threads::records),
+    ("reads", |_| reads::every_call(0)),
+    ("reads-append", |_| reads::every_call(libc::O_APPEND)),
+    ("reads-around-libc", |_| reads::around_libc()),
+    ("own-mapping", |_| reads::own_mappings()),
+    ("transfers-out", |_| reads::transfers_out()),
+    ("reading-threads", |_| reads::threads()),
+    ("random", reads::random),
 ];
 
 fn main() {

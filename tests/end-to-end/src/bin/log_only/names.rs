@@ -414,3 +414,40 @@ pub fn streams() {
     show_content("file", "file");
     show_content("other", "other");
 }
+
+/// Returns the time of the last modification that the kernel knows, ns, by a system call.
+fn kernels_time(name: &str) -> i64 {
+    let name = c_name(name);
+    // SAFETY: the path is NUL-terminated; an all-zero stat is valid, and the call fills it.
+    let found = unsafe {
+        let mut found: libc::stat = std::mem::zeroed();
+        assert_eq!(libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, name.as_ptr(), &raw mut found, 0), 0);
+        found
+    };
+    found.st_mtime * 1_000_000_000 + found.st_mtime_nsec
+}
+
+/// Looks at the time of the last modification: after a write, and after the file was closed.
+pub fn modification() {
+    let file = File::enter_log("file", 0);
+    let time = |name| std::fs::metadata(name).and_then(|found| found.modified()).expect("a time");
+    let since_1970 =
+        |name| time(name).duration_since(std::time::UNIX_EPOCH).expect("later").as_nanos() as i64;
+    for turn in 0..3 {
+        let before = since_1970("file");
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        file.write(&bytes(turn, 100));
+        let written = since_1970("file");
+        println!("later than before: {}", written > before);
+        // A digest may come meanwhile.
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        println!("the same afterwards: {}", since_1970("file") == written);
+    }
+    file.write(&bytes(9, 100));
+    file.sync();
+    let written = since_1970("file");
+    file.close();
+    println!("the same after close: {}", since_1970("file") == written);
+    std::thread::sleep(std::time::Duration::from_millis(1300));
+    println!("the same for the kernel: {}", kernels_time("file") == written);
+}

@@ -5,9 +5,10 @@
 //! a question about offset and size takes the file out of the log first.
 
 pub mod inherited;
+pub mod reads;
 pub mod status;
 
-use super::{FILES, Tracked, WriteAt, file_at, note_left};
+use super::{FILES, Place, Tracked, file_at, note_left};
 use crate::layout::Identity;
 use crate::lock;
 use crate::mapped::digest::{self, DigestError};
@@ -24,6 +25,7 @@ use core::sync::atomic::{
     AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::MutexGuard;
+use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::parts::{AppendError, Part as Bytes};
 use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::ProgramFd;
@@ -72,11 +74,19 @@ pub struct MappedFile {
     reserved: core::ops::Range<u64>,
     /// Bytes appended since the last sync.
     unsynced_bytes: usize,
+    /// End of the file's last record.
+    end: Lsn,
+    /// Number of reads that have waited for a digest.
+    waits: u32,
 }
 
 impl MappedFile {
     pub const fn new(id: FileId, status: Status) -> Self {
-        Self { id, status, reserved: 0..0, unsynced_bytes: 0 }
+        Self { id, status, reserved: 0..0, unsynced_bytes: 0, end: Lsn(0), waits: 0 }
+    }
+
+    fn is_same_file(&self, now: &Status) -> bool {
+        (self.status.device, self.status.inode) == (now.device, now.inode)
     }
 
     fn is_same(&self, now: &Status) -> bool {
@@ -106,13 +116,11 @@ impl MappedFile {
 }
 
 /// Whether a file can be in a mapped log.
-pub fn is_eligible(log: &MappedLog, fd: ProgramFd, flags: c_int, status: &Status) -> bool {
-    // A descriptor that could also read would have to see what only the log has.
-    let is_write_only = flags & libc::O_ACCMODE == libc::O_WRONLY;
+pub fn is_eligible(log: &MappedLog, fd: ProgramFd, status: &Status) -> bool {
     // The kernel clears these bits at a write.
     let is_plain = status.mode & (libc::S_ISUID | libc::S_ISGID) == 0;
     let is_supported = supports_file(fd, !log.is_persistent());
-    is_write_only && is_plain && is_supported && mem::file_size_limit().is_none()
+    is_plain && is_supported && mem::file_size_limit().is_none()
 }
 
 /// A file that is about to enter the mapped log. Writes to it wait until this is gone.
@@ -246,16 +254,18 @@ impl MappedWrite {
     }
 
     /// Appends the write to the log, without a system call that a signal could interrupt.
-    pub fn append(&mut self, at: WriteAt, parts: &[Part]) -> Appended {
+    pub fn append(&mut self, at: Place, parts: &[Part]) -> Appended {
         let (Some(session), Some(mapped)) = (session(), self.mapped.as_mut()) else { return Appended::Leave };
         let Some(log) = session.mapped() else { return Appended::Leave };
         let len_bytes = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.len_bytes));
         let Some(len_bytes) = len_bytes.filter(|sum| *sum <= MAX_CALL_BYTES) else { return Appended::Leave };
-        if len_bytes == 0 {
+        // The kernel refuses a negative offset, also with O_APPEND.
+        let is_negative = matches!(at, Place::Offset(offset) if offset > i64::MAX as u64);
+        if len_bytes == 0 || is_negative {
             return Appended::Kernel;
         }
         match file::status(self.fd) {
-            Ok(now) if (now.device, now.inode) != (mapped.status.device, mapped.status.inode) => {
+            Ok(now) if !mapped.is_same_file(&now) => {
                 // The descriptor was closed without a hook, and names another file now.
                 descriptors::set(self.fd, Kind::Unknown);
                 return Appended::Kernel;
@@ -275,11 +285,12 @@ impl MappedWrite {
         let offset = match at {
             // Linux appends whatever the offset is (pwrite(2), "Bugs").
             _ if is_append => size,
-            WriteAt::Offset(offset) => offset,
-            WriteAt::Position => slot.position.load(Acquire),
+            Place::Offset(offset) => offset,
+            Place::Position => slot.position.load(Acquire),
         };
         let end = offset.checked_add(len_bytes as u64).filter(|end| *end <= i64::MAX as u64);
-        let Some(end) = end else { return Appended::Leave };
+        // Blocks are reserved behind the end: a hole there would not be one (lseek(2), SEEK_HOLE).
+        let Some(end) = end.filter(|_| offset <= size) else { return Appended::Leave };
         let can_read = |part: &Part| log.has(*part) || is_readable(part.address, part.len_bytes);
         if !parts.iter().all(can_read) || mapped.reserve(self.fd, slot, offset, end).is_err() {
             return Appended::Leave;
@@ -293,14 +304,16 @@ impl MappedWrite {
             log,
             slot,
             id: mapped.id,
-            moves: at == WriteAt::Position,
+            moves: at == Place::Position,
             referenced_bytes: Cell::new(0),
+            end: Cell::new(mapped.end),
         };
         let (written, failure) = for_pieces(parts, max_bytes, |done_bytes, piece| {
             target.append(offset + done_bytes as u64, piece)
         });
         mapped.unsynced_bytes += written;
         self.referenced_bytes = target.referenced_bytes.get();
+        mapped.end = target.end.get();
         match failure {
             Some(NotAppended::Full) if written == 0 => Appended::Full,
             Some(NotAppended::Refused) if written == 0 => Appended::Leave,
@@ -321,6 +334,8 @@ struct Target<'a> {
     /// Whether the write moves the file offset.
     moves: bool,
     referenced_bytes: Cell<usize>,
+    /// End of the last record.
+    end: Cell<Lsn>,
 }
 
 /// Reason why a record was not appended.
@@ -342,11 +357,12 @@ impl Target<'_> {
         let referenced_bytes: usize = referenced.sum();
         let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
         match self.log.append(self.session.state, self.id, offset, &bytes) {
-            Ok(()) => {}
+            Ok(end) => self.end.set(end),
             Err(AppendError::Full) => return Err(NotAppended::Full),
             Err(_) => return Err(NotAppended::Refused),
         }
         let end = offset + piece.iter().map(|part| part.len_bytes).sum::<usize>() as u64;
+        self.slot.modified_ns.store(clock::coarse_wall_ns(), Release);
         self.slot.size.fetch_max(end, AcqRel);
         if self.moves {
             self.slot.position.store(end, Release);
@@ -373,7 +389,7 @@ pub struct MappedResult {
 /// Writes `parts` to a file in the mapped log. If it has to leave, `real` makes the write.
 pub fn write_mapped(
     fd: ProgramFd,
-    at: WriteAt,
+    at: Place,
     parts: &[Part],
     real: &dyn Fn(&[Part]) -> isize,
 ) -> MappedResult {

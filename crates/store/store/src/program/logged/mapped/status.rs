@@ -1,4 +1,4 @@
-//! Sizes, offsets and flags of files in the mapped log, which the kernel does not know yet.
+//! Sizes, times, offsets and flags of files in the mapped log, which the kernel does not know yet.
 
 use super::super::{FILES, Tracked};
 use super::begin_write;
@@ -11,31 +11,37 @@ use core::sync::atomic::{Ordering::Acquire, Ordering::Release};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::Errno;
 
-/// Size of a file as the log has it.
+/// Status of a file as the log has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MappedSize {
+pub enum MappedStatus {
     /// The file is not in this process's mapped log.
     Unknown,
-    /// Size with the records in the log, bytes.
-    Is(u64),
+    /// The log has it.
+    Is {
+        /// Size with the records in the log, bytes.
+        len_bytes: u64,
+        /// Time of the last record, ns since 1970; 0: none.
+        modified_ns: u64,
+    },
     /// The file was in the log, and the kernel's answer may be older: the kernel has to be asked again.
     AskAgain,
 }
 
-/// Returns the size of a file that a stat by path has found.
+/// Returns the status of a file that a stat by path has found.
 #[must_use]
-pub fn mapped_size(device: u64, inode: u64) -> MappedSize {
+pub fn mapped_status(device: u64, inode: u64) -> MappedStatus {
     let Some(session) = session().filter(|session| session.mapped().is_some()) else {
-        return MappedSize::Unknown;
+        return MappedStatus::Unknown;
     };
     let is_it = |file: &&Tracked| file.inode.load(Acquire) == inode && file.device.load(Acquire) == device;
-    let Some(file) = FILES.iter().find(is_it) else { return MappedSize::Unknown };
+    let Some(file) = FILES.iter().find(is_it) else { return MappedStatus::Unknown };
     let slot = session.slot(file.slot());
+    let (len_bytes, modified_ns) = (slot.size.load(Acquire), slot.modified_ns.load(Acquire));
     let flags = slot.flags.load(Acquire);
     if flags & HELD == 0 || flags & SETTLED != 0 {
-        MappedSize::AskAgain
+        MappedStatus::AskAgain
     } else {
-        MappedSize::Is(slot.size.load(Acquire))
+        MappedStatus::Is { len_bytes, modified_ns }
     }
 }
 
