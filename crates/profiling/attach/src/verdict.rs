@@ -13,6 +13,9 @@ use uncopy_profile::format::{bytes, percent};
 const MIN_SAMPLES: u64 = 100;
 /// Share of copies below which what could be saved is within the noise of measurements.
 const MIN_COPY_SHARE: f64 = 0.05;
+/// Share of large copies from which eliding them pays, without other gains: Redis with 15 to 17 % gains nothing, an
+/// asyncio proxy with 34 % a fifth of its time (docs/sampling.md, "Verdicts beside measurements").
+const MIN_PAYING_SHARE: f64 = 0.2;
 /// Share of the time in receiving system calls below which the program has no bytes worth eliding.
 const MIN_INPUT_SHARE: f64 = 0.01;
 /// Share of copies within a buffer, of the time and of all copies, that points to the algorithm. Programs that
@@ -113,6 +116,16 @@ impl Program<'_> {
             );
             return (Kind::Touched, why, self.record(""));
         }
+        let receives = !self.has_kernel_time || summary.fraction(summary.input as f64) >= MIN_INPUT_SHARE;
+        if memory >= MIN_ALLOCATOR_SHARE && large >= MIN_COPY_SHARE && receives {
+            let (name, tunable) = self.allocator();
+            let why = format!(
+                "{} of its time copies 16K or more at a time, by calls that uncopy can elide, and {} goes to page faults,                  zeroing and the allocator, which uncopy's heap spares; for these alone {name} has a setting: {tunable}",
+                percent(large),
+                percent(memory)
+            );
+            return (Kind::WorthTrying, why, format!("uncopy run -- {}", self.command()));
+        }
         if memory >= MIN_ALLOCATOR_SHARE && memory > large {
             let (name, tunable) = self.allocator();
             let why = format!(
@@ -123,8 +136,7 @@ impl Program<'_> {
             );
             return (Kind::Allocator, why, tunable);
         }
-        let receives = !self.has_kernel_time || summary.fraction(summary.input as f64) >= MIN_INPUT_SHARE;
-        if large >= MIN_COPY_SHARE && receives {
+        if large >= MIN_PAYING_SHARE && receives {
             let why = format!(
                 "{} of its time copies 16K or more at a time, by calls that uncopy can elide{}",
                 percent(large),
@@ -133,14 +145,22 @@ impl Program<'_> {
             return (Kind::WorthTrying, why, format!("uncopy run -- {}", self.command()));
         }
         if copies >= MIN_COPY_SHARE {
-            return self.judge_other_copies(copies, large);
+            return self.judge_other_copies(copies, large, receives);
         }
         self.nothing(copies)
     }
 
     /// Judges copies that uncopy would not elide.
-    fn judge_other_copies(&self, copies: f64, large: f64) -> (Kind, String, String) {
+    fn judge_other_copies(&self, copies: f64, large: f64, receives: bool) -> (Kind, String, String) {
         let summary = self.summary;
+        if large >= MIN_COPY_SHARE && receives {
+            let why = format!(
+                "{} of its time copies 16K or more at a time; eliding them costs about as much, and pays from {} on",
+                percent(large),
+                percent(MIN_PAYING_SHARE)
+            );
+            return (Kind::NothingToGain, why, self.record(""));
+        }
         if large >= MIN_COPY_SHARE {
             let why = format!(
                 "{} of its time copies bytes that it made itself: it receives next to nothing",
@@ -313,12 +333,27 @@ mod tests {
             ),
             (
                 vec![
-                    copies(60, memmove, large()),
+                    copies(40, memmove, large()),
                     stack(Class::PageFault, 300, &["clear_page_erms", "main"]),
                 ],
                 Kind::Allocator,
                 "30 % of its time is spent on page faults",
                 "GLIBC_TUNABLES=",
+            ),
+            (
+                vec![
+                    copies(60, memmove, large()),
+                    stack(Class::PageFault, 300, &["clear_page_erms", "main"]),
+                ],
+                Kind::WorthTrying,
+                "and 30 % goes to page faults",
+                "uncopy run -- server -p 1",
+            ),
+            (
+                vec![copies(150, memmove, large())],
+                Kind::NothingToGain,
+                "15 % of its time copies 16K or more at a time; eliding them costs about as much, and pays from 20 % on",
+                "uncopy profile -- server",
             ),
             (
                 vec![copies(300, memmove, shift)],

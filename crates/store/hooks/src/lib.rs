@@ -28,6 +28,7 @@ use uncopy_sys::owner::is_owner;
 use uncopy_sys::{clock, errno};
 
 mod aio;
+mod cancellation;
 mod counts;
 mod leaving;
 mod optimistic;
@@ -72,6 +73,7 @@ slots! {
 /// Fills the slots of the other modules.
 pub fn fill_others() {
     aio::fill();
+    cancellation::fill();
     paths::fill();
     status::fill();
     times::fill();
@@ -185,6 +187,7 @@ alias!(__openat64_2 = __openat_2 (directory: ProgramFd, path: Path, flags: c_int
 
 /// Syncs a file: by the log, or by calling `real`.
 fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
+    cancellation::test();
     settle(fd);
     let errno_before = errno::get();
     let quick = {
@@ -195,7 +198,7 @@ fn sync_file(fd: ProgramFd, real: impl Fn() -> c_int) -> c_int {
     let (synced, errno_after) = quick.map_or_else(
         || {
             let _critical = Critical::enter();
-            (store::sync(fd, real), errno::get())
+            (cancellation::deferred(|| store::sync(fd, real)), errno::get())
         },
         |synced| (synced, errno_before),
     );

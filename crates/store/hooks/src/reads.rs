@@ -1,7 +1,8 @@
 //! Reads of files that may be in a mapped log.
 
+use crate::cancellation;
 use crate::leaving::settle;
-use crate::writes::with_signals_blocked;
+use crate::writes::uninterrupted;
 use libc::ssize_t;
 use uncopy_store::program::{self as store, Place};
 use uncopy_sys::descriptor::ProgramFd;
@@ -15,6 +16,7 @@ pub fn may_be_in_log(fd: ProgramFd) -> bool {
 /// Reads from a file by `real`, once the kernel has what the program has written to it.
 #[cold]
 pub fn read(fd: ProgramFd, at: Place, real: &dyn Fn() -> ssize_t) -> ssize_t {
+    cancellation::test();
     settle(fd);
-    with_signals_blocked(|| store::read_mapped(fd, at, real))
+    uninterrupted(|| store::read_mapped(fd, at, real))
 }

@@ -1,5 +1,6 @@
 //! Writes to files that are logged or may be.
 
+use crate::cancellation;
 use crate::counts::count_append;
 use crate::leaving::settle;
 use crate::optimistic;
@@ -24,6 +25,9 @@ pub fn write(
     real: Real<'_>,
     passthrough: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
+    if store::is_in_log(fd) {
+        cancellation::test();
+    }
     settle(fd);
     let errno_before = errno::get();
     // No handler of the program may write to the file on top of this thread while it has the file's lock.
@@ -69,7 +73,7 @@ fn write_logged(
     real: Real<'_>,
     write: store::LoggedWrite,
 ) -> ssize_t {
-    with_signals_blocked(|| write_under(fd, at, parts, real, write))
+    uninterrupted(|| write_under(fd, at, parts, real, write))
 }
 
 /// Appends a write to a mapped log, without a call that a signal could interrupt.
@@ -87,7 +91,7 @@ fn append(fd: ProgramFd, at: Place, parts: &[Part], mut write: store::MappedWrit
 #[cold]
 fn write_mapped(fd: ProgramFd, at: Place, parts: &[Part], real: Real<'_>) -> ssize_t {
     let mut appended_bytes = None;
-    let written = with_signals_blocked(|| {
+    let written = uninterrupted(|| {
         let call = |parts: &[Part]| {
             let result = store::write_mapped(fd, at, parts, real);
             if result.is_in_log {
@@ -104,12 +108,12 @@ fn write_mapped(fd: ProgramFd, at: Place, parts: &[Part], real: Real<'_>) -> ssi
     written
 }
 
-/// Makes a call with signals blocked, and keeps the errno that it leaves: a critical section restores the one that it began
-/// with.
-pub fn with_signals_blocked(call: impl FnOnce() -> ssize_t) -> ssize_t {
+/// Makes a call without interruption by signals or cancellation, and keeps the errno that it leaves: a critical section
+/// restores the one that it began with.
+pub fn uninterrupted(call: impl FnOnce() -> ssize_t) -> ssize_t {
     let (result, errno_after) = {
         let _critical = Critical::enter();
-        (call(), errno::get())
+        (cancellation::deferred(call), errno::get())
     };
     errno::set(errno_after);
     result

@@ -149,6 +149,7 @@ rows! {
     abort_without_close: "abort" { has_no_counters: true };
     threads_that_append: "threads" { is_unordered: true };
     threads_with_one_file_offset: "writers" { is_unordered: true };
+    threads_that_are_cancelled: "cancelled";
     reads_by_the_descriptor: "reads";
     reads_by_a_descriptor_that_appends: "reads-append";
     reads_around_libc: "reads-around-libc";

@@ -63,6 +63,7 @@ const SCENARIOS: &[Scenario] = &[
     ("abort", |_| processes::exits_without_close(1)),
     ("threads", |_| threads::appenders()),
     ("writers", |_| threads::one_offset()),
+    ("cancelled", |_| threads::cancelled()),
     ("records", threads::records),
     ("reads", |_| reads::every_call(0)),
     ("reads-append", |_| reads::every_call(libc::O_APPEND)),

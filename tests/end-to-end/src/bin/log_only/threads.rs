@@ -1,7 +1,10 @@
 //! Threads that write to one file, and records for a program that is killed.
 
+use std::ffi::{c_int, c_void};
 use std::io::Write as _;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use crate::file::{File, bytes, show, show_content};
 
@@ -94,6 +97,61 @@ pub fn one_offset() {
     });
     file.show_state("written");
     check_records(&std::fs::read("file").expect("the file")[begun..]);
+}
+
+/// Number of threads that are cancelled, one after another.
+const CANCELLED: u64 = 120;
+/// Descriptor of a thread that is cancelled.
+static CANCELLED_FD: AtomicI32 = AtomicI32::new(-1);
+
+// These calls are cancellation points: glibc unwinds the thread out of them.
+unsafe extern "C-unwind" {
+    fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize;
+    fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
+    fn fdatasync(fd: c_int) -> c_int;
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+}
+
+/// Writes, syncs and reads until it is cancelled.
+extern "C-unwind" fn work_until_cancelled(_argument: *mut c_void) -> *mut c_void {
+    let (fd, mut bytes) = (CANCELLED_FD.load(Relaxed), [7_u8; 3000]);
+    loop {
+        // SAFETY: `bytes` live through the calls; nothing in this frame has a destructor.
+        unsafe {
+            write(fd, bytes.as_ptr().cast(), bytes.len());
+            fdatasync(fd);
+            libc::lseek(fd, 0, libc::SEEK_SET);
+            read(fd, bytes.as_mut_ptr().cast(), bytes.len());
+        }
+    }
+}
+
+/// Cancels threads that use the file: others go on with it.
+pub fn cancelled() {
+    let file = File::enter_log_to_read("file", 0);
+    CANCELLED_FD.store(file.0, Relaxed);
+    for turn in 0..CANCELLED {
+        let mut thread: libc::pthread_t = 0;
+        let start = work_until_cancelled as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds cancelled threads.
+        unsafe {
+            let start = std::mem::transmute::<
+                extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+                extern "C" fn(*mut c_void) -> *mut c_void,
+            >(start);
+            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, null_mut()), 0);
+            std::thread::sleep(Duration::from_micros(300 + turn * 37 % 4000));
+            assert_eq!(pthread_cancel(thread), 0);
+            let mut result = null_mut();
+            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
+            assert_eq!(result as usize, usize::MAX, "PTHREAD_CANCELED");
+        }
+        assert_eq!((file.write(b"after"), file.sync()), (5, 0));
+        assert_eq!(file.pread(&mut [0; 5], 0), 5);
+    }
+    show("ftruncate", file.truncate(0));
+    show("write", file.pwrite(b"at the end", 0));
+    file.seek(0, libc::SEEK_SET);
 }
 
 /// Appends numbered records until it is killed, and prints each number behind its write: `records FILE FLAGS`, with
