@@ -2,6 +2,7 @@
 # Crash cycles of a server, or of SQLite, with a log, one after the other, on a file system of its own, in a mount namespace of its own:
 # app_crash_cycles.sh UNCOPY SCRATCH_DIR APP POLICY SEED CYCLE...
 #   SCRATCH_DIR   a directory in memory; APP   redis | sqlite-wal | sqlite-delete | sqlite-truncate | sqlite-persist | postgresql
+#   POLICY   always | auto, with a log beside the page cache | only, with one in memory that has the only copy
 #   CYCLE   WHAT:MS:HOW, what happens after MS milliseconds: program (is killed) | part (of it is killed) | keeper (is killed) |
 #          both (are killed) | power (is lost) | keeper-power | end (the program is asked to);
 #          and how the next one begins: log (that of the program recovers) | plain (after log recover)
@@ -14,7 +15,13 @@ source "$scripts/disk.sh"
 app=${name%-*} mode=${name#*-} journal=$scratch_dir/journal begin=log syncs=0
 touch "$journal"
 new_disk "$([ "$app" = postgresql ] && echo 640M || echo 320M)" "mkfs.ext4 -q -F"
-mkdir -m 700 "$mount_point/log" "$mount_point/data"
+log=$mount_point/log options=(--log-size 16777216 --policy "$policy")
+if [ "$policy" = only ]; then
+    log=$scratch_dir/log
+    any=$(printf ":$mount_point/data%s" "/*" "/*/*" "/*/*/*" "/*/*/*/*")
+    options=(--log-mode only --log-emulate-dax --log-size 67108864 --policy always --log-files "${any#:}")
+fi
+mkdir -m 700 "$log" "$mount_point/data"
 run_as=(setpriv --pdeathsig KILL)
 export PATH=$PATH:/usr/lib/postgresql/15/bin
 
@@ -25,7 +32,7 @@ fail() {
         echo "--- $process $(tr '\0' ' ' <"/proc/$process/cmdline") $(cat "/proc/$process/wchan" "/proc/$process/syscall" "/proc/$process/stack" 2>&1)"
     done >&2
     tail -n 30 "$scratch_dir"/{errors,said,said-errors,recovered} >&2
-    "$uncopy" log ls "$mount_point/log" >&2
+    "$uncopy" log ls "$log" >&2
     exit 1
 }
 
@@ -54,7 +61,7 @@ postgresql)
     address=$scratch_dir/sockets
     mkdir -m 777 "$address"
     chmod 711 "$scratch_dir"
-    chown 65534:65534 "$mount_point/log" "$mount_point/data"
+    chown 65534:65534 "$log" "$mount_point/data"
     run_as+=(--reuid=65534 --regid=65534 --clear-groups --inh-caps=-all,+sys_ptrace --ambient-caps=+sys_ptrace --bounding-set=-all,+sys_ptrace)
     "${run_as[@]}" initdb --no-sync --encoding=UTF8 --locale=C --auth=trust --username=tester --wal-segsize=1 -D "$mount_point/data/base" >"$scratch_dir/initdb" 2>&1
     sync -f "$mount_point"
@@ -65,7 +72,7 @@ esac
 
 # Starts the program, and who makes transactions, and waits until that has compared what is there.
 start() {
-    local run=("$uncopy" run --log "$mount_point/log" --log-size 16777216 --policy "$policy" --)
+    local run=("$uncopy" run --log "$log" "${options[@]}" --)
     if [ "$1" = plain ]; then
         run=()
         recover
@@ -105,7 +112,7 @@ has_compared() {
     return 1
 }
 recover() {
-    "${run_as[@]}" "$uncopy" log recover "$@" "$mount_point/log" >>"$scratch_dir/recovered" 2>&1 || [ "${expects_clean:-}" != yes ] || fail "log recover"
+    "${run_as[@]}" "$uncopy" log recover "$@" "$log" >>"$scratch_dir/recovered" 2>&1 || [ "${expects_clean:-}" != yes ] || fail "log recover"
 }
 acknowledged() { grep -c done "$journal" || true; }
 has_progressed() { [ "$(acknowledged)" -gt "$((before + 2))" ]; }
@@ -203,7 +210,7 @@ start log
 run_cycle end 400
 wait_for no_keeper
 [ $expects_clean = yes ] || recover --give-up
-"$uncopy" log ls "$mount_point/log" >"$scratch_dir/logs"
+"$uncopy" log ls "$log" >"$scratch_dir/logs"
 ! grep -q "to recover\|damaged" "$scratch_dir/logs" || fail "$(cat "$scratch_dir/logs")"
 if [ $expects_clean = yes ]; then
     # Else a mark of a file that nothing is needed for may be left.

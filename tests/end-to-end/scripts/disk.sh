@@ -18,7 +18,7 @@ drop_disk() {
 
 # The processes that keep this directory's logs.
 keepers() {
-    grep -lsaP "\0log\0keep\0\Q$mount_point/log\E\0" /proc/[0-9]*/cmdline | cut -d / -f 3 || true
+    grep -lsaP "\0log\0keep\0\Q${log:-$mount_point/log}\E\0" /proc/[0-9]*/cmdline | cut -d / -f 3 || true
 }
 no_keeper() { [ -z "$(keepers)" ]; }
 

@@ -28,11 +28,12 @@ fn run_cycles(app: &str, policy: &str, ends: &[&str]) {
     if !can_mount(&test) {
         return;
     }
-    let is_forced = policy == "always";
+    let is_forced = policy != "auto";
     let number =
         usize::try_from(scaled_cycles(if is_forced { CYCLES.0 } else { CYCLES.1 })).expect("a number");
     // Short runs of the two policies start with different ways.
     let begin = if is_forced { 0 } else { 2 };
+    let is_short = number < ends.len();
     let ends: Vec<&str> = ends.iter().copied().cycle().skip(begin).take(number).collect();
     for (turn, ends) in ends.chunks(CYCLES_PER_FILE_SYSTEM).enumerate() {
         let seed = seed(1) + turn as u64;
@@ -42,7 +43,9 @@ fn run_cycles(app: &str, policy: &str, ends: &[&str]) {
             .iter()
             .map(|end| {
                 let max_ms = random.pick(&[10, 1200]);
-                (*end, random.below(max_ms), random.pick(&["log", "log", "plain"]))
+                // A log in memory is made only then.
+                let least_ms = if policy == "only" && is_short { 800 } else { 0 };
+                (*end, least_ms + random.below(max_ms), random.pick(&["log", "log", "plain"]))
             })
             .collect();
         // On a busy machine no cycle may last until its first sync by the log: retry with longer cycles.
@@ -110,6 +113,24 @@ fn sqlite_with_a_rollback_journal_keeps_acknowledged_writes_after_power_loss() {
 fn postgresql_keeps_acknowledged_writes() {
     let _ = installed(Postgresql::PROGRAM);
     run_cycles_by_each_policy("postgresql", SERVER_KILLS);
+}
+
+#[test]
+fn redis_keeps_acknowledged_writes_of_which_the_log_has_the_only_copy() {
+    needs_redis();
+    run_cycles("redis", "only", KILLS);
+}
+
+#[test]
+fn sqlite_keeps_acknowledged_writes_of_which_the_log_has_the_only_copy() {
+    run_cycles("sqlite-wal", "only", KILLS);
+    run_cycles("sqlite-delete", "only", KILLS);
+}
+
+#[test]
+fn postgresql_keeps_acknowledged_writes_of_which_the_log_has_the_only_copy() {
+    let _ = installed(Postgresql::PROGRAM);
+    run_cycles("postgresql", "only", SERVER_KILLS);
 }
 
 /// Runs a Python script that starts programs with logs itself, with different seeds.
