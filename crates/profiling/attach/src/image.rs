@@ -243,20 +243,12 @@ pub fn own_vdso() -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::oracles::{self, file_of};
     use proptest::prelude::*;
-    use std::io::Write as _;
     use uncopy_unwind::rule::Base;
 
     fn own_program() -> File {
         File::open("/proc/self/exe").expect("a program")
-    }
-
-    /// A file in memory with these contents.
-    fn file_of(bytes: &[u8]) -> File {
-        let fd = rustix::fs::memfd_create(c"image-test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
-        let mut file = File::from(fd);
-        file.write_all(bytes).expect("written");
-        file
     }
 
     #[test]
@@ -313,14 +305,7 @@ mod tests {
             if let Some(cut) = cut {
                 bytes.truncate(cut.index(bytes.len()));
             }
-            let tables = Tables::read(file_of(&bytes));
-            let mut context = Context::new_in();
-            for ip in (0..8192).step_by(64).chain([u64::MAX, u64::MAX - 1, 1 << 63]) {
-                tables.function(ip);
-                tables.file_offset(ip);
-                tables.rule(ip, true, &mut context);
-                tables.rule(ip, false, &mut context);
-            }
+            oracles::image(&bytes);
         }
     }
 }

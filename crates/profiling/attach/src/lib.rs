@@ -31,6 +31,8 @@ mod imports;
 mod jvm;
 mod maps;
 mod names;
+#[cfg(any(test, feature = "oracles"))]
+pub mod oracles;
 mod permission;
 mod report;
 mod resolve;

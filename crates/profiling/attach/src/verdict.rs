@@ -14,7 +14,7 @@ const MIN_SAMPLES: u64 = 100;
 /// Share of copies below which what could be saved is within the noise of measurements.
 const MIN_COPY_SHARE: f64 = 0.05;
 /// Share of large copies from which eliding them pays, without other gains: Redis with 15 to 17 % gains nothing, an
-/// asyncio proxy with 34 % a fifth of its time (docs/sampling.md, "Verdicts beside measurements").
+/// asyncio proxy with 34 % a fifth of its time (docs/design/attach.md).
 const MIN_PAYING_SHARE: f64 = 0.2;
 /// Share of the time in receiving system calls below which the program has no bytes worth eliding.
 const MIN_INPUT_SHARE: f64 = 0.01;

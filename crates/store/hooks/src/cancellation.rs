@@ -4,7 +4,7 @@
 use core::ffi::c_int;
 use uncopy_interpose::slots;
 
-/// `PTHREAD_CANCEL_DISABLE` of pthread.h.
+/// State in which requests stay pending: `PTHREAD_CANCEL_DISABLE` in glibc's pthread.h, which libc lacks.
 const DISABLE: c_int = 1;
 
 slots! {
