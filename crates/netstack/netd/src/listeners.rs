@@ -11,6 +11,9 @@ use uncopy_sys::unix::{self, Name};
 const MAX_BOUND: usize = 16_384;
 /// Range of ephemeral ports (RFC 6335, section 6).
 const DYNAMIC_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+/// First of them that is assigned: a kernel assigns lower ones itself (`ip_local_port_range`, 32,768 to 60,999). A socket
+/// that connects to an address of the kernel's needs its port there.
+const FIRST_ASSIGNED_PORT: u16 = 61_000;
 
 struct Socket {
     id: u32,
@@ -50,7 +53,12 @@ impl Listeners {
     /// Returns an empty set.
     #[must_use]
     pub fn new() -> Self {
-        Self { by_address: HashMap::new(), count: 0, next_port: 0, turn: 0 }
+        Self {
+            by_address: HashMap::new(),
+            count: 0,
+            next_port: FIRST_ASSIGNED_PORT - DYNAMIC_PORTS.start(),
+            turn: 0,
+        }
     }
 
     /// Removes sockets without a program at matching addresses. Returns addresses without any listener now.

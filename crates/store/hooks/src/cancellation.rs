@@ -1,5 +1,5 @@
-//! Cancellation of threads (pthreads(7)). A thread that were cancelled in libc's `write` or `fsync` while it has a lock of
-//! this crate would never release it: the unwinding runs no code here.
+//! Cancellation of threads (pthreads(7)). A thread that is cancelled in libc's `write` or `fsync` while it has a lock of
+//! these crates never releases it: the unwinding runs no code here.
 
 use core::ffi::c_int;
 use uncopy_interpose::slots;
