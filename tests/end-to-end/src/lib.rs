@@ -52,6 +52,7 @@ pub mod scenario;
 pub mod scratch;
 pub mod shares;
 pub mod stepped;
+pub mod unwound;
 
 pub use launch::{Mode, Program};
 pub use scratch::Scratch;

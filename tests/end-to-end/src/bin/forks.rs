@@ -16,6 +16,7 @@ use uncopy_tests::forked::{fork_child, fork_child_by, wait, wait_within};
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::oracle;
 use uncopy_tests::random::Random;
+use uncopy_tests::unwound::Thread;
 
 const MIB: usize = 1 << 20;
 /// Time limit for a child, milliseconds.
@@ -556,18 +557,8 @@ fn first_thread_ends_early(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let buffers = four_buffers(&mut feeder);
     for by_exit in [0, 1, 0, 1] {
-        let mut thread: libc::pthread_t = 0;
-        let start = fork_and_end as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
-        // threads that end themselves.
-        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
-        let mut pid = std::ptr::null_mut();
         // SAFETY: the thread is joined here and uses nothing of this one's.
-        unsafe {
-            let argument = std::ptr::without_provenance_mut(by_exit);
-            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, argument), 0);
-            assert_eq!(libc::pthread_join(thread, &raw mut pid), 0);
-        }
+        let pid = unsafe { Thread::start(fork_and_end, std::ptr::without_provenance_mut(by_exit)) }.join();
         join(libc::pid_t::try_from(pid.addr()).expect("pid"));
         check(&buffers, "after the child");
     }

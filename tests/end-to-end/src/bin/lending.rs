@@ -16,6 +16,7 @@ use uncopy_tests::forked::{fork_child, wait_within};
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::oracle::{self, OracleBytes};
 use uncopy_tests::random::Random;
+use uncopy_tests::unwound::Thread;
 
 const KIB: usize = 1 << 10;
 /// Length of a message; any wire holds several messages.
@@ -25,9 +26,7 @@ const MAX_WIRE: usize = 4 << 20;
 /// Time limit for a child or a thread, milliseconds.
 const LIMIT_MS: c_int = 20_000;
 
-unsafe extern "C" {
-    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
-}
+unsafe extern "C" {}
 
 /// Kind of byte stream that carries a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -496,25 +495,15 @@ fn cancelled_senders(seed: u64) {
             set_nonblocking(wire.near(), false);
             BLOCKED_ON.store(wire.near(), Ordering::Relaxed);
             BLOCKED_WITH.store(received.at(0).cast(), Ordering::Relaxed);
-            let start = send_to_nobody as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-            // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
-            // threads that are cancelled. The thread is joined here.
-            unsafe {
-                let start: extern "C" fn(*mut c_void) -> *mut c_void = std::mem::transmute(start);
-                let mut thread: libc::pthread_t = 0;
-                let made =
-                    libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut());
-                assert_eq!(made, 0);
-                // A full wire means that the thread is inside its call.
-                uncopy_tests::scratch::wait_until("a full wire", || {
-                    let mut poll = libc::pollfd { fd: wire.near(), events: libc::POLLOUT, revents: 0 };
-                    (libc::poll(&raw mut poll, 1, 0) == 0).then_some(())
-                });
-                assert_eq!(pthread_cancel(thread), 0);
-                let mut result = std::ptr::null_mut();
-                assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
-                assert_eq!(result, usize::MAX as *mut c_void, "PTHREAD_CANCELED");
-            }
+            // SAFETY: the thread uses the wire and the buffer, and ends before they do.
+            let thread = unsafe { Thread::start(send_to_nobody, std::ptr::null_mut()) };
+            // A full wire means that the thread is inside its call.
+            uncopy_tests::scratch::wait_until("a full wire", || {
+                let mut poll = libc::pollfd { fd: wire.near(), events: libc::POLLOUT, revents: 0 };
+                // SAFETY: the kernel reads and fills one pollfd, which lives through the call.
+                (unsafe { libc::poll(&raw mut poll, 1, 0) } == 0).then_some(())
+            });
+            thread.cancel();
         }
     }
     received.check_all("sent by cancelled threads");

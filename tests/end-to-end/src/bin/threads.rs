@@ -22,6 +22,7 @@ use uncopy_tests::forked::wait;
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::oracle;
 use uncopy_tests::random::Random;
+use uncopy_tests::unwound::Thread;
 
 const MIB: usize = 1 << 20;
 
@@ -333,7 +334,6 @@ static ENTERED: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C-unwind" {
     fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
-    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
     fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     fn pthread_exit(result: *mut c_void) -> !;
 }
@@ -360,30 +360,20 @@ fn cancelled_receive(seed: u64) {
         BLOCKED_ON.store(ends[0], Ordering::Relaxed);
         BLOCKED_BUFFER.store(buffer.at(0).cast(), Ordering::Relaxed);
         ENTERED.store(false, Ordering::Relaxed);
-        let mut thread: libc::pthread_t = 0;
-        let start = receive_forever as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
-        // cancelled threads.
-        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
-        // SAFETY: the thread uses statics only and is joined below.
-        unsafe {
-            assert_eq!(
-                libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut()),
-                0
-            );
-            while !ENTERED.load(Ordering::Acquire) {
-                libc::sched_yield();
-            }
-            if round % 2 == 0 {
-                let text = [9u8; 5000];
-                oracle::raw_write(ends[1], text.as_ptr(), text.len()).expect("written");
-            }
-            assert_eq!(pthread_cancel(thread), 0);
-            let mut result = std::ptr::null_mut();
-            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
-            assert_eq!(result, usize::MAX as *mut c_void, "PTHREAD_CANCELED");
-            libc::close(ends[0]);
-            libc::close(ends[1]);
+        // SAFETY: the thread uses statics only and is joined here.
+        let thread = unsafe { Thread::start(receive_forever, std::ptr::null_mut()) };
+        while !ENTERED.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        if round % 2 == 0 {
+            let text = [9u8; 5000];
+            // SAFETY: the text has as many bytes.
+            unsafe { oracle::raw_write(ends[1], text.as_ptr(), text.len()) }.expect("written");
+        }
+        thread.cancel();
+        for end in ends {
+            // SAFETY: the descriptors were made above, and nothing else uses them.
+            unsafe { libc::close(end) };
         }
         keep.check_all("not the cancelled thread's");
         feeder.copied_buffer(MIB).check_all("after a cancelled receive");
@@ -407,19 +397,10 @@ fn threads_that_end_themselves(seed: u64) {
     let mut feeder = Feeder::new(seed);
     for round in 0..20 {
         let received = feeder.copied_buffer(MIB + round);
-        let mut thread: libc::pthread_t = 0;
-        let start = copy_and_exit as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
-        // threads that end themselves.
-        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
         let argument = (&raw const received).cast_mut().cast();
         // SAFETY: the buffer outlives the thread, which is joined here.
-        unsafe {
-            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, argument), 0);
-            let mut result = std::ptr::null_mut();
-            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
-            assert_eq!(result, (MIB + round) as *mut c_void, "the thread's result");
-        }
+        let result = unsafe { Thread::start(copy_and_exit, argument) }.join();
+        assert_eq!(result, (MIB + round) as *mut c_void, "the thread's result");
         received.check_all("after the thread that copied it");
     }
 }
@@ -442,16 +423,8 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
         let buffer = Buffer::new(Origin::Calloc, LARGE_BYTES);
         BLOCKED_BUFFER.store(buffer.at(0).cast(), Ordering::Relaxed);
         ENTERED.store(false, Ordering::Relaxed);
-        let mut thread: libc::pthread_t = 0;
-        let start = receive_much as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-        // SAFETY: the types differ only in unwinding, and glibc unwinds cancelled threads.
-        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
         // SAFETY: the thread uses statics only and is joined below.
-        unsafe {
-            let argument = std::ptr::without_provenance_mut(round % 2);
-            let made = libc::pthread_create(&raw mut thread, std::ptr::null(), start, argument);
-            assert_eq!(made, 0);
-        }
+        let thread = unsafe { Thread::start(receive_much, std::ptr::without_provenance_mut(round % 2)) };
         uncopy_tests::scratch::wait_until("the blocked thread", || {
             let is_blocked = held().is_none_or(|held| held >= LARGE_BYTES);
             (ENTERED.load(Ordering::Acquire) && is_blocked).then_some(())
@@ -466,13 +439,7 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
             }
             assert_eq!(wait(pid), 0, "the child holds what a thread of its parent was receiving into");
         }
-        // SAFETY: `thread` was made by pthread_create(3) and is joined here, once.
-        unsafe {
-            assert_eq!(pthread_cancel(thread), 0);
-            let mut result = std::ptr::null_mut();
-            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
-            assert_eq!(result, usize::MAX as *mut c_void, "PTHREAD_CANCELED");
-        }
+        thread.cancel();
         let held = held().unwrap_or(0);
         assert!(held < LARGE_BYTES, "{held} bytes are held after {} threads", round + 1);
         buffer.check_all("a buffer that received nothing");

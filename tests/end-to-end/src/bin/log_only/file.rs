@@ -118,6 +118,14 @@ impl File {
         unsafe { libc::pwritev2(self.0, parts.as_ptr(), parts.len() as c_int, offset, flags) as i64 }
     }
 
+    /// Makes a pipe: the ends to read from and to write to.
+    pub fn pipe() -> (Self, Self) {
+        let mut ends: [c_int; 2] = [0; 2];
+        // SAFETY: pipe(2) writes two descriptors, for which `ends` has room.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        (Self(ends[0]), Self(ends[1]))
+    }
+
     pub fn read(self, to: &mut [u8]) -> i64 {
         // SAFETY: `to` lives through the call, which stores at most its length.
         unsafe { libc::read(self.0, to.as_mut_ptr().cast(), to.len()) as i64 }

@@ -192,13 +192,12 @@ pub fn transfers() {
             let (mut from, mut to): (off_t, off_t) = (5, 30_000);
             show("copy", libc::copy_file_range(source.0, &raw mut from, file.0, &raw mut to, 5000, 0) as i64);
             println!("offsets {from} {to}");
-            let mut pipe: [c_int; 2] = [0; 2];
-            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
-            assert_eq!(File(pipe[1]).write(&bytes(turn, 3000)), 3000);
+            let (from, to) = File::pipe();
+            assert_eq!(to.write(&bytes(turn, 3000)), 3000);
             let null = std::ptr::null_mut();
-            show("splice", libc::splice(pipe[0], null, file.0, null, 3000, 0) as i64);
-            File(pipe[0]).close();
-            File(pipe[1]).close();
+            show("splice", libc::splice(from.0, null, file.0, null, 3000, 0) as i64);
+            from.close();
+            to.close();
         }
         file.show_state("spliced");
         for turn in 0..8 {

@@ -103,15 +103,13 @@ pub fn forks() {
 pub fn orphan() {
     let file = File::enter_log("file", 0);
     file.write(&bytes(1, 1000));
-    let mut pipe: [c_int; 2] = [0; 2];
-    // SAFETY: pipe(2) writes two descriptors; fork(2) without threads, and the child ends by _exit.
+    let (from, to) = File::pipe();
+    // SAFETY: fork(2) without threads, and the child ends by _exit.
     unsafe {
-        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
         if libc::fork() == 0 {
-            File(pipe[1]).close();
-            let mut byte = 0u8;
+            to.close();
             // Returns when the parent has ended.
-            assert_eq!(libc::read(pipe[0], (&raw mut byte).cast(), 1), 0);
+            assert_eq!(from.read(&mut [0]), 0);
             let fine = file.write(&bytes(2, 1000)) == 1000 && file.size() == 2600 && file.sync() == 0;
             let marked = File::open("orphan", libc::O_WRONLY | libc::O_CREAT);
             marked.write(if fine { b"fine" } else { b"wrong" });

@@ -129,13 +129,12 @@ pub fn transfers_out() {
             file.seek(-400, libc::SEEK_CUR);
             show("copy", libc::copy_file_range(file.0, null_mut(), to.0, null_mut(), 300, 0) as i64);
             file.show_state("copied");
-            let mut pipe: [c_int; 2] = [0; 2];
-            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
-            show("splice", libc::splice(file.0, null_mut(), pipe[1], null_mut(), 50, 0) as i64);
+            let (from, to) = File::pipe();
+            show("splice", libc::splice(file.0, null_mut(), to.0, null_mut(), 50, 0) as i64);
             let mut found = [0; 50];
-            show_read("from the pipe", File(pipe[0]).read(&mut found), &found);
-            File(pipe[0]).close();
-            File(pipe[1]).close();
+            show_read("from the pipe", from.read(&mut found), &found);
+            from.close();
+            to.close();
         }
         file.show_state("spliced");
         for turn in 0..4 {
@@ -182,7 +181,6 @@ pub fn threads() {
 pub fn random(arguments: &[String]) {
     let seed = arguments.first().map_or(1, |seed| seed.parse().expect("a number"));
     let mut random = Random::new(seed);
-    let mut below = |bound| random.below(bound);
     let file = File::enter_log_to_read("file", 0);
     let mut content = std::fs::read("file").expect("the file");
     let (mut offset, mut found) = (content.len(), vec![0; MAX_SIZE]);
@@ -191,9 +189,9 @@ pub fn random(arguments: &[String]) {
         content[at..at + written.len()].copy_from_slice(written);
     };
     for operation in 0..OPERATIONS {
-        let len = if below(4) == 0 { 1 + below(20_000) } else { 1 + below(600) };
-        let at = below(content.len() + 1);
-        match below(10) {
+        let len = if random.below(4) == 0 { 1 + random.below(20_000) } else { 1 + random.below(600) };
+        let at = random.below(content.len() + 1);
+        match random.below(10) {
             0..3 if offset + len <= MAX_SIZE => {
                 let new = bytes(operation, len);
                 assert_eq!(file.write(&new), len as i64);

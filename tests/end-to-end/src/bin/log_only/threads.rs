@@ -6,6 +6,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use uncopy_tests::unwound::Thread;
+
 use crate::file::{File, bytes, show, show_content};
 
 const THREADS: usize = 6;
@@ -109,7 +111,6 @@ unsafe extern "C-unwind" {
     fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize;
     fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
     fn fdatasync(fd: c_int) -> c_int;
-    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
 }
 
 /// Writes, syncs and reads until it is cancelled.
@@ -131,21 +132,10 @@ pub fn cancelled() {
     let file = File::enter_log_to_read("file", 0);
     CANCELLED_FD.store(file.0, Relaxed);
     for turn in 0..CANCELLED {
-        let mut thread: libc::pthread_t = 0;
-        let start = work_until_cancelled as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds cancelled threads.
-        unsafe {
-            let start = std::mem::transmute::<
-                extern "C-unwind" fn(*mut c_void) -> *mut c_void,
-                extern "C" fn(*mut c_void) -> *mut c_void,
-            >(start);
-            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, null_mut()), 0);
-            std::thread::sleep(Duration::from_micros(300 + turn * 37 % 4000));
-            assert_eq!(pthread_cancel(thread), 0);
-            let mut result = null_mut();
-            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
-            assert_eq!(result as usize, usize::MAX, "PTHREAD_CANCELED");
-        }
+        // SAFETY: the thread uses nothing but the descriptor.
+        let thread = unsafe { Thread::start(work_until_cancelled, null_mut()) };
+        std::thread::sleep(Duration::from_micros(300 + turn * 37 % 4000));
+        thread.cancel();
         assert_eq!((file.write(b"after"), file.sync()), (5, 0));
         assert_eq!(file.pread(&mut [0; 5], 0), 5);
     }
