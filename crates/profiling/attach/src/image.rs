@@ -286,7 +286,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(400))]
+        #![proptest_config(ProptestConfig::with_cases(656))]
 
         /// Damaged files give wrong answers, or none, within bounded time.
         #[test]

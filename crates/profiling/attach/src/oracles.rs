@@ -11,9 +11,9 @@ use crate::maps::AddressSpace;
 use crate::symbols::{CompiledCode, functions_of_file};
 
 /// Number of addresses that are looked up.
-const ADDRESSES: u64 = 128;
+const ADDRESSES: u64 = 256;
 /// Distance of these, bytes: together they cover a vDSO.
-const STEP: u64 = 64;
+const STEP: u64 = 32;
 
 /// Returns a file in memory with these contents.
 ///

@@ -241,32 +241,6 @@ mod tests {
     }
 
     proptest! {
-        /// Damaged files have wrong symbols, or none, within bounded time.
-        #[test]
-        fn damaged_files_do_no_harm(
-            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..24),
-            in_headers in any::<bool>(),
-        ) {
-            use std::io::Write as _;
-            let mut bytes = image::own_vdso().expect("a vDSO");
-            let len = if in_headers { 1024 } else { bytes.len() };
-            for (place, byte) in changes {
-                let place = place.index(len);
-                bytes[place] = byte;
-            }
-            let fd = rustix::fs::memfd_create(c"symbols", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
-            let mut file = File::from(fd);
-            file.write_all(&bytes).expect("written");
-            let addresses: Vec<u64> = (0..8192).step_by(32).collect();
-            prop_assert_eq!(functions_of_file(&file, &addresses).len(), addresses.len());
-            let imports = crate::imports::Imports::read(&file);
-            let tables = image::Tables::read(file.try_clone().expect("a copy"));
-            for address in addresses {
-                imports.callee(&file, &tables, address);
-                crate::imports::string_instruction(&file, &tables, address);
-            }
-        }
-
         #[test]
         fn any_text_is_read(text in prop::collection::vec(any::<u8>(), 0..400), address in any::<u64>()) {
             KernelSymbols::parse(text.clone()).name(address);

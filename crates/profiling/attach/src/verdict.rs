@@ -117,24 +117,27 @@ impl Program<'_> {
             return (Kind::Touched, why, self.record(""));
         }
         let receives = !self.has_kernel_time || summary.fraction(summary.input as f64) >= MIN_INPUT_SHARE;
-        if memory >= MIN_ALLOCATOR_SHARE && large >= MIN_COPY_SHARE && receives {
+        if memory >= MIN_ALLOCATOR_SHARE {
             let (name, tunable) = self.allocator();
-            let why = format!(
-                "{} of its time copies 16K or more at a time, by calls that uncopy can elide, and {} goes to page faults,                  zeroing and the allocator, which uncopy's heap spares; for these alone {name} has a setting: {tunable}",
-                percent(large),
-                percent(memory)
-            );
-            return (Kind::WorthTrying, why, format!("uncopy run -- {}", self.command()));
-        }
-        if memory >= MIN_ALLOCATOR_SHARE && memory > large {
-            let (name, tunable) = self.allocator();
-            let why = format!(
-                "{} of its time is spent on page faults, zeroing and the allocator, {} on copies; {name} can keep \
-                 memory instead of returning it",
-                percent(memory),
-                percent(copies)
-            );
-            return (Kind::Allocator, why, tunable);
+            if large >= MIN_COPY_SHARE && receives {
+                let why = format!(
+                    "{} of its time copies 16K or more at a time, by calls that uncopy can elide, and {} goes to page \
+                     faults, zeroing and the allocator, which uncopy's heap spares; for these alone {name} has a setting: \
+                     {tunable}",
+                    percent(large),
+                    percent(memory)
+                );
+                return (Kind::WorthTrying, why, self.run());
+            }
+            if memory > large {
+                let why = format!(
+                    "{} of its time is spent on page faults, zeroing and the allocator, {} on copies; {name} can keep \
+                     memory instead of returning it",
+                    percent(memory),
+                    percent(copies)
+                );
+                return (Kind::Allocator, why, tunable);
+            }
         }
         if large >= MIN_PAYING_SHARE && receives {
             let why = format!(
@@ -142,7 +145,7 @@ impl Program<'_> {
                 percent(large),
                 if self.has_kernel_time { "" } else { " (whether the bytes are received was not sampled)" }
             );
-            return (Kind::WorthTrying, why, format!("uncopy run -- {}", self.command()));
+            return (Kind::WorthTrying, why, self.run());
         }
         if copies >= MIN_COPY_SHARE {
             return self.judge_other_copies(copies, large, receives);
@@ -219,6 +222,10 @@ impl Program<'_> {
         // A title in place of the command line is one word with spaces.
         let is_title = matches!(process.command.as_slice(), [title] if title.contains(' '));
         if line.is_empty() || line.len() > MAX_BYTES || is_title { quoted(&process.name) } else { line }
+    }
+
+    fn run(&self) -> String {
+        format!("uncopy run -- {}", self.command())
     }
 
     fn record(&self, options: &str) -> String {
@@ -312,6 +319,9 @@ mod tests {
         let shift = CopyInProgress { len_bytes: 65536, distance: 45 };
         let small = CopyInProgress { len_bytes: 512, distance: 1 << 30 };
         let memmove = &["__memmove_avx_unaligned_erms", "store", "main"];
+        let faulting = |copied| {
+            vec![copies(copied, memmove, large()), stack(Class::PageFault, 300, &["clear_page_erms", "main"])]
+        };
         for (stacks, kind, words, next) in [
             (
                 vec![copies(300, memmove, large())],
@@ -331,22 +341,11 @@ mod tests {
                 "half of it in copies below 513",
                 "uncopy profile -- server",
             ),
+            (faulting(40), Kind::Allocator, "30 % of its time is spent on page faults", "GLIBC_TUNABLES="),
             (
-                vec![
-                    copies(40, memmove, large()),
-                    stack(Class::PageFault, 300, &["clear_page_erms", "main"]),
-                ],
-                Kind::Allocator,
-                "30 % of its time is spent on page faults",
-                "GLIBC_TUNABLES=",
-            ),
-            (
-                vec![
-                    copies(60, memmove, large()),
-                    stack(Class::PageFault, 300, &["clear_page_erms", "main"]),
-                ],
+                faulting(60),
                 Kind::WorthTrying,
-                "and 30 % goes to page faults",
+                "and 30 % goes to page faults, zeroing and the allocator, which",
                 "uncopy run -- server -p 1",
             ),
             (
