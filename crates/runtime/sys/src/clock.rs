@@ -14,6 +14,7 @@ static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// Nanoseconds per tick, in units of 2^-32; 0 if not known yet, or if the clock is used.
 static RATE: AtomicU64 = AtomicU64::new(0);
 
+pub(crate) const NS_PER_S: u64 = 1_000_000_000;
 /// Minimum time between the two comparisons, nanoseconds: each is off by at most some 50 ns.
 const MIN_NS: u64 = 2_000_000;
 
@@ -23,7 +24,7 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: clock_gettime writes one value of the type of `time`, which lives through the call.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    time.tv_sec as u64 * NS_PER_S + time.tv_nsec as u64
 }
 
 /// CLOCK_MONOTONIC, ns.
@@ -41,6 +42,12 @@ pub fn wall_ns() -> u64 {
 #[must_use]
 pub fn coarse_wall_ns() -> u64 {
     read_ns(libc::CLOCK_REALTIME_COARSE)
+}
+
+/// Splits a time in nanoseconds into seconds, and the nanoseconds of the last one.
+#[must_use]
+pub const fn split_ns(time_ns: u64) -> (i64, u32) {
+    ((time_ns / NS_PER_S) as i64, (time_ns % NS_PER_S) as u32)
 }
 
 /// Processor time that all threads of the process have used, nanoseconds. A system call, not the

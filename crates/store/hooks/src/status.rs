@@ -9,7 +9,7 @@ use libc::off_t;
 use uncopy_interpose::{alias, entry, slots};
 use uncopy_store::program::{self as store, MappedStatus};
 use uncopy_sys::descriptor::ProgramFd;
-use uncopy_sys::errno;
+use uncopy_sys::{clock, errno};
 
 /// Buffer of the program's for a file's status.
 type Found = *mut libc::stat;
@@ -41,12 +41,10 @@ pub fn has_mapped_files() -> bool {
 /// Blocks beyond the end that the kernel knows count as allocated: zero blocks would tell archivers that the file is
 /// one hole.
 fn correct(device: u64, inode: u64, apply: impl FnOnce(u64, Option<(i64, u32)>)) -> bool {
-    const NS_PER_S: u64 = 1_000_000_000;
     let mut mapped = MappedStatus::Unknown;
     with_errno_saved(|| mapped = store::mapped_status(device, inode));
     if let MappedStatus::Is { len_bytes, modified_ns } = mapped {
-        let time = ((modified_ns / NS_PER_S) as i64, (modified_ns % NS_PER_S) as u32);
-        apply(len_bytes, (modified_ns != 0).then_some(time));
+        apply(len_bytes, (modified_ns != 0).then(|| clock::split_ns(modified_ns)));
     }
     mapped != MappedStatus::AskAgain
 }

@@ -87,7 +87,14 @@ impl FileSlot {
     pub fn begin_append(&self) -> Option<Append<'_>> {
         self.appending.swap(1, SeqCst);
         let append = Append(self);
-        (self.flags.load(SeqCst) & (UNRELIABLE | TOUCHED | FAILED) == 0).then_some(append)
+        self.is_usable().then_some(append)
+    }
+
+    /// Whether the program may go on with the file in a mapped log: the keeper has not taken it, no child may have written
+    /// to it, and its device has not failed.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.flags.load(SeqCst) & (UNRELIABLE | TOUCHED | FAILED) == 0
     }
 
     /// Forbids further appends. An append in progress is not interrupted: see [`FileSlot::is_appending`].

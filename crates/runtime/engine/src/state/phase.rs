@@ -127,13 +127,13 @@ pub(crate) fn set_min_engine_bytes(bytes: usize) {
 }
 
 uncopy_sys::statics! {
-    /// Whether hooks handle every byte of a stream.
-    static HAS_LANES: AtomicBool = AtomicBool::new(false);
+    /// Whether hooks handle every input and output, for lanes or for a log that has the only copy.
+    static HANDLES_ALL: AtomicBool = AtomicBool::new(false);
 }
 
 /// Makes hooks handle every input and output that may be a stream's, however small.
 pub fn handle_all_stream_io() {
-    HAS_LANES.store(true, Relaxed);
+    HANDLES_ALL.store(true, Relaxed);
     update_gates();
 }
 
@@ -151,7 +151,7 @@ pub fn update_gates() {
         let least = || MIN_ENGINE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
         let stored = least();
         MIN_HOOK_BYTES.store(stored, Relaxed);
-        MIN_STREAM_BYTES.store(if HAS_LANES.load(Relaxed) { 1 } else { stored }, Relaxed);
+        MIN_STREAM_BYTES.store(if HANDLES_ALL.load(Relaxed) { 1 } else { stored }, Relaxed);
         if cfg!(loom) || least() == stored {
             return;
         }

@@ -171,10 +171,13 @@ pub fn restore_time(fd: impl Descriptor, slot: &FileSlot) {
 /// Frees blocks that were allocated behind the end of a file, whose time of modification stays. They do no harm if that
 /// fails.
 pub fn trim(fd: impl Descriptor) {
-    let (Ok(status), modified_ns) = (file::status(fd), file::modified_ns(fd)) else { return };
+    let Ok(status) = file::status(fd) else { return };
     // A block may also be that of the mark.
-    if status.blocks * BLOCK_BYTES > status.len_bytes.next_multiple_of(uncopy_sys::PAGE_BYTES as u64)
-        && file::truncate(fd, status.len_bytes).is_ok()
+    if status.blocks * BLOCK_BYTES <= status.len_bytes.next_multiple_of(uncopy_sys::PAGE_BYTES as u64) {
+        return;
+    }
+    let modified_ns = file::modified_ns(fd);
+    if file::truncate(fd, status.len_bytes).is_ok()
         && let Ok(modified_ns) = modified_ns
     {
         let _ = file::set_modified_ns(fd, modified_ns);

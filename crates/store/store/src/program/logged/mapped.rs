@@ -18,8 +18,7 @@ use crate::program::descriptors::{self, Kind};
 use crate::program::mapped_log::MappedLog;
 use crate::program::session::Session;
 use crate::program::{Synced, is_forced, session, trial};
-use crate::state::{FAILED, FileSlot, HELD, SETTLED, TOUCHED, UNRELIABLE};
-use core::cell::Cell;
+use crate::state::{FAILED, FileSlot, HELD, SETTLED, UNRELIABLE};
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -85,8 +84,14 @@ impl MappedFile {
         Self { id, status, reserved: 0..0, unsynced_bytes: 0, end: Lsn(0), waits: 0 }
     }
 
-    fn is_same_file(&self, now: &Status) -> bool {
-        (self.status.device, self.status.inode) == (now.device, now.inode)
+    /// Whether a descriptor with this status still names the file. One that was closed without a hook does not, and names
+    /// an unknown file from here on.
+    fn is_named_by(&self, fd: ProgramFd, now: &Status) -> bool {
+        let is_it = (self.status.device, self.status.inode) == (now.device, now.inode);
+        if !is_it {
+            descriptors::set(fd, Kind::Unknown);
+        }
+        is_it
     }
 
     fn is_same(&self, now: &Status) -> bool {
@@ -265,11 +270,7 @@ impl MappedWrite {
             return Appended::Kernel;
         }
         match file::status(self.fd) {
-            Ok(now) if !mapped.is_same_file(&now) => {
-                // The descriptor was closed without a hook, and names another file now.
-                descriptors::set(self.fd, Kind::Unknown);
-                return Appended::Kernel;
-            }
+            Ok(now) if !mapped.is_named_by(self.fd, &now) => return Appended::Kernel,
             Ok(now) if mapped.is_same(&now) => {}
             _ => return Appended::Leave,
         }
@@ -299,21 +300,21 @@ impl MappedWrite {
         if !log.has_room(len_bytes) {
             return Appended::Full;
         }
-        let target = Target {
+        let mut target = Target {
             session,
             log,
             slot,
             id: mapped.id,
             moves: at == Place::Position,
-            referenced_bytes: Cell::new(0),
-            end: Cell::new(mapped.end),
+            referenced_bytes: 0,
+            end: mapped.end,
         };
         let (written, failure) = for_pieces(parts, max_bytes, |done_bytes, piece| {
             target.append(offset + done_bytes as u64, piece)
         });
         mapped.unsynced_bytes += written;
-        self.referenced_bytes = target.referenced_bytes.get();
-        mapped.end = target.end.get();
+        self.referenced_bytes = target.referenced_bytes;
+        mapped.end = target.end;
         match failure {
             Some(NotAppended::Full) if written == 0 => Appended::Full,
             Some(NotAppended::Refused) if written == 0 => Appended::Leave,
@@ -333,9 +334,9 @@ struct Target<'a> {
     id: FileId,
     /// Whether the write moves the file offset.
     moves: bool,
-    referenced_bytes: Cell<usize>,
+    referenced_bytes: usize,
     /// End of the last record.
-    end: Cell<Lsn>,
+    end: Lsn,
 }
 
 /// Reason why a record was not appended.
@@ -346,7 +347,7 @@ enum NotAppended {
 
 impl Target<'_> {
     /// Appends a record. The caller has found the bytes to be readable.
-    fn append(&self, offset: u64, piece: &[Part]) -> Result<(), NotAppended> {
+    fn append(&mut self, offset: u64, piece: &[Part]) -> Result<(), NotAppended> {
         // SAFETY: the kernel has just read a word of each page of each part. Parts in the log's memory are views of the
         // engine, which do not change before the record is retired.
         let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
@@ -357,7 +358,7 @@ impl Target<'_> {
         let referenced_bytes: usize = referenced.sum();
         let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
         match self.log.append(self.session.state, self.id, offset, &bytes) {
-            Ok(end) => self.end.set(end),
+            Ok(end) => self.end = end,
             Err(AppendError::Full) => return Err(NotAppended::Full),
             Err(_) => return Err(NotAppended::Refused),
         }
@@ -368,7 +369,7 @@ impl Target<'_> {
             self.slot.position.store(end, Release);
         }
         drop(append);
-        self.referenced_bytes.set(self.referenced_bytes.get() + referenced_bytes);
+        self.referenced_bytes += referenced_bytes;
         self.session.tell_if_digest_is_due();
         Ok(())
     }
@@ -442,13 +443,9 @@ impl Tracked {
         let begun_ns = clock::now_ns();
         let mut inner = self.lock();
         let (session, logged) = (session()?, inner.as_mut()?);
-        let flags = session.slot(self.slot()).flags.load(Acquire);
+        let is_usable = session.slot(self.slot()).is_usable();
         let is_logged = descriptors::kind(fd) == Kind::Logged(self.slot());
-        if !is_logged
-            || flags & (FAILED | UNRELIABLE | TOUCHED) != 0
-            || session.has_lost_keeper()
-            || logged.is_due
-        {
+        if !is_logged || !is_usable || session.has_lost_keeper() || logged.is_due {
             return None;
         }
         let bytes =

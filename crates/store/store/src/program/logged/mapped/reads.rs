@@ -7,7 +7,7 @@ use crate::messages::MAKE_ROOM;
 use crate::program::descriptors::{self, Kind};
 use crate::program::session;
 use crate::program::session::Session;
-use crate::state::{FAILED, FileSlot, TOUCHED, UNRELIABLE};
+use crate::state::FileSlot;
 use core::sync::atomic::{Ordering::Acquire, Ordering::Release};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno::{self, SavedErrno};
@@ -66,16 +66,11 @@ fn prepare(session: &Session, fd: ProgramFd, slot: usize, at: Place, real: &dyn 
         _ => return Before::Leave(false),
     };
     match file::status(fd) {
-        Ok(now) if !known.is_same_file(&now) => {
-            // The descriptor was closed without a hook, and names another file now.
-            descriptors::set(fd, Kind::Unknown);
-            return Before::Nothing;
-        }
-        Ok(_) => {}
-        Err(_) => return Before::Nothing,
+        Ok(now) if known.is_named_by(fd, &now) => {}
+        _ => return Before::Nothing,
     }
     let state = session.slot(slot);
-    if state.flags.load(Acquire) & (UNRELIABLE | TOUCHED | FAILED) != 0 || session.has_lost_keeper() {
+    if !state.is_usable() || session.has_lost_keeper() {
         return Before::Leave(false);
     }
     if known.end > log.fill_level().tail {
