@@ -245,7 +245,7 @@ impl Generator {
                 vec![index, self.random.below(6), at, self.len().min(70_000), self.seed()]
             }
             _ => {
-                let how = if self.random.one_in(2) { 0 } else { self.random.below(4) };
+                let how = if self.random.one_in(2) { 0 } else { self.random.below(5) };
                 vec![how, self.random.between(1, 25)]
             }
         };

@@ -5,6 +5,8 @@ use std::fmt::{Arguments, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use libc::c_int;
+
 use uncopy_tests::oracle::{errno, raw_write};
 
 use super::{MAPS, NAMES, SLOTS};
@@ -45,6 +47,8 @@ pub(super) struct FilesInterpreter<'a> {
     pub(super) slots: [i32; SLOTS],
     pub(super) maps: [Option<(usize, usize)>; MAPS],
     pub(super) depth: usize,
+    /// End of a pipe whose closing ends the child that idles; -1 for none.
+    idle: i32,
     line: String,
 }
 
@@ -96,11 +100,22 @@ pub fn run(parameters: &RunParameters) {
         libc::close(low);
         high
     };
+    let idle = -1;
     assert!(trace >= 0, "{}: errno {}", parameters.trace.display(), errno());
     let (index, depth, maps, line) =
         (parameters.operations.start, parameters.depth, [None; MAPS], String::new());
-    let mut interpreter =
-        FilesInterpreter { parameters, program: &program, progress, trace, index, slots, maps, depth, line };
+    let mut interpreter = FilesInterpreter {
+        parameters,
+        program: &program,
+        progress,
+        trace,
+        index,
+        slots,
+        maps,
+        depth,
+        idle,
+        line,
+    };
     interpreter.run_operations(parameters.operations.clone());
     if parameters.depth == 0 {
         interpreter.trace_final_state();
@@ -226,7 +241,7 @@ impl FilesInterpreter<'_> {
     /// program that does the rest.
     fn child(&mut self, how: usize, count: usize) {
         let next = self.index + 1;
-        if how % 4 == 3 {
+        if how % 5 == 3 {
             let end = self.parameters.operations.end.min(self.program.operations.len());
             let arguments = self.arguments(next..end, self.depth);
             self.trace_result(0, format_args!("exec"));
@@ -236,11 +251,14 @@ impl FilesInterpreter<'_> {
         if self.depth >= MAX_DEPTH {
             return;
         }
+        if how % 5 == 4 {
+            return self.fork_idle();
+        }
         self.trace_result(0, format_args!("a child"));
         self.write_line("child");
         let index = self.index;
         let arguments = self.arguments(next..next + count, self.depth + 1);
-        let child = match how % 4 {
+        let child = match how % 5 {
             2 => spawn(&arguments),
             // SAFETY: the process has one thread, so the child may continue to run Rust code.
             how => match unsafe { libc::fork() } {
@@ -260,6 +278,29 @@ impl FilesInterpreter<'_> {
         let ended = unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
         self.trace_result(i64::from(status), format_args!("ended {ended}"));
         (0..SLOTS).for_each(|slot| self.trace_descriptor(self.fd(slot)));
+    }
+
+    /// Forks a child that closes the slots' descriptors, and idles until this process ends or forks the next one.
+    fn fork_idle(&mut self) {
+        let mut ends: [c_int; 2] = [0; 2];
+        // SAFETY: `ends` has room for two descriptors, which are closed here or in the child; the process has one
+        // thread, and the child only closes descriptors, reads into its own byte, and ends by `_exit`.
+        let (forked, idle) = unsafe {
+            let made = libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC);
+            assert_eq!(made, 0, "a pipe: errno {}", errno());
+            let [from, to] = ends.map(|end| libc::fcntl(end, libc::F_DUPFD_CLOEXEC, TRACE_ABOVE));
+            ends.into_iter().chain([self.idle]).filter(|fd| *fd >= 0).for_each(|fd| _ = libc::close(fd));
+            let forked = libc::fork();
+            if forked == 0 {
+                self.slots.into_iter().chain([to]).filter(|fd| *fd >= 0).for_each(|fd| _ = libc::close(fd));
+                libc::read(from, (&raw mut ends).cast(), 1);
+                libc::_exit(0);
+            }
+            libc::close(from);
+            (forked > 0, to)
+        };
+        self.idle = idle;
+        self.trace_result(i64::from(forked), format_args!("a child that idles"));
     }
 
     /// Returns the arguments to execute `operations` with the descriptors that exec leaves open.

@@ -141,6 +141,7 @@ rows! {
     streams_of_libc_on_the_descriptor: "streams";
     duplicates_of_the_descriptor: "dup";
     children_that_use_the_descriptor: "fork";
+    file_opened_again_beside_a_child: "reopen-beside-child";
     child_that_outlives_the_program: "orphan" { last_file: Some("orphan") };
     programs_executed_with_the_descriptor: "exec" { has_no_counters: true };
     programs_spawned_with_the_descriptor: "spawn";

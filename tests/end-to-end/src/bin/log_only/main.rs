@@ -55,6 +55,7 @@ const SCENARIOS: &[Scenario] = &[
     ("streams", |_| names::streams()),
     ("dup", |_| processes::duplicates()),
     ("fork", |_| processes::forks()),
+    ("reopen-beside-child", |_| processes::reopened_beside_a_child()),
     ("orphan", |_| processes::orphan()),
     ("exec", processes::execs),
     ("spawn", |_| processes::spawns()),

@@ -99,6 +99,42 @@ pub fn forks() {
     show_content("appended", "read");
 }
 
+/// Opens the file again while a child lives that was forked while a log had the file, so that the file gets another
+/// entry in the log's table than before.
+pub fn reopened_beside_a_child() {
+    let file = File::enter_log("file", 0);
+    let ((child_from, parent_to), (parent_from, child_to)) = (File::pipe(), File::pipe());
+    // SAFETY: fork(2) without threads, and the child ends by _exit.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            parent_to.close();
+            file.close();
+            child_to.write(b"closed");
+            // Returns when the parent has closed its end.
+            child_from.read(&mut [0]);
+            libc::_exit(0);
+        }
+        child
+    };
+    child_to.close();
+    assert_eq!(parent_from.read(&mut [0; 6]), 6);
+    file.close();
+    let again = File::open("file", libc::O_WRONLY | libc::O_APPEND);
+    for turn in 0..6 {
+        enter_log_again(again);
+        show("write", again.write(&bytes(turn, 100)));
+        again.show_state("opened again");
+        println!("by its path: {} bytes", std::fs::metadata("file").expect("known").len());
+    }
+    parent_to.close();
+    // SAFETY: the child is this process's; a null pointer means that its status is not wanted.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    show("write", again.write(&bytes(9, 100)));
+    again.show_state("after the child");
+    show_content("file", "read");
+}
+
 /// Ends while a child goes on writing. The child prints nothing: who starts the program waits for it alone.
 pub fn orphan() {
     let file = File::enter_log("file", 0);

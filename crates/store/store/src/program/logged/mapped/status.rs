@@ -34,15 +34,19 @@ pub fn mapped_status(device: u64, inode: u64) -> MappedStatus {
         return MappedStatus::Unknown;
     };
     let is_it = |file: &&Tracked| file.inode.load(Acquire) == inode && file.device.load(Acquire) == device;
-    let Some(file) = FILES.iter().find(is_it) else { return MappedStatus::Unknown };
-    let slot = session.slot(file.slot());
-    let (len_bytes, modified_ns) = (slot.size.load(Acquire), slot.modified_ns.load(Acquire));
-    let flags = slot.flags.load(Acquire);
-    if flags & HELD == 0 || flags & SETTLED != 0 {
-        MappedStatus::AskAgain
-    } else {
-        MappedStatus::Is { len_bytes, modified_ns }
+    let mut found = MappedStatus::Unknown;
+    // A file that has been closed and opened again may have had another slot before.
+    for file in FILES.iter().filter(is_it) {
+        let slot = session.slot(file.slot());
+        let (len_bytes, modified_ns) = (slot.size.load(Acquire), slot.modified_ns.load(Acquire));
+        let is_in_log = slot.flags.load(Acquire) & (HELD | SETTLED) == HELD;
+        // Another file may have got the slot meanwhile.
+        if is_in_log && is_it(&file) {
+            return MappedStatus::Is { len_bytes, modified_ns };
+        }
+        found = MappedStatus::AskAgain;
     }
+    found
 }
 
 /// Moves the file offset of a file in the mapped log. `None`: the kernel does it, after the file has left the log.
