@@ -17,6 +17,8 @@ pub struct Sample {
     pub cpu_us: Option<f64>,
     /// Part of `cpu_us` used by processes beside the server, µs per operation.
     pub service_cpu_us: Option<f64>,
+    /// Part of `cpu_us` used by the log's keeper, µs per operation.
+    pub keeper_cpu_us: Option<f64>,
     /// Clients' processor time per operation, µs; `None` where the clients are not threads of this program.
     pub client_cpu_us: Option<f64>,
     /// Time for the server to touch a page, ns.
@@ -81,6 +83,12 @@ impl From<RawSlice> for Sample {
 }
 
 impl Sample {
+    /// Returns the processor time per operation without that of the service and of the log's keeper, µs.
+    #[must_use]
+    pub fn own_cpu_us(&self) -> Option<f64> {
+        Some(self.cpu_us? - self.service_cpu_us.unwrap_or(0.0) - self.keeper_cpu_us.unwrap_or(0.0))
+    }
+
     /// Returns the load without the client's own processor time, percent.
     #[must_use]
     pub fn sending_percent(&self) -> Option<f64> {
@@ -104,13 +112,14 @@ impl Sample {
 pub type Metric = fn(&Sample) -> Option<f64>;
 
 /// Figures in JSON documents, by key.
-pub const METRICS: [(&str, Metric); 30] = [
+pub const METRICS: [(&str, Metric); 31] = [
     ("operations_per_s", |sample| sample.operations_per_s),
     ("latency_p50_us", |sample| sample.latency_p50_us),
     ("latency_p99_us", |sample| sample.latency_p99_us),
     ("latency_p999_us", |sample| sample.latency_p999_us),
     ("server_cpu_us_per_operation", |sample| sample.cpu_us),
     ("service_cpu_us_per_operation", |sample| sample.service_cpu_us),
+    ("keeper_cpu_us_per_operation", |sample| sample.keeper_cpu_us),
     ("client_cpu_us_per_operation", |sample| sample.client_cpu_us),
     ("faults_per_operation", |sample| sample.counts.served_faults),
     ("server_touch_ns_per_page", |sample| sample.touch_ns),

@@ -58,19 +58,19 @@ pub enum Side {
     /// [`Side::Net`] with `--log`: what is synced goes to a log
     #[value(skip)]
     NetLog,
-    /// [`Side::NetCopying`] with a log in memory: what both stacks would be on persistent memory
+    /// [`Side::NetCopying`] with the log of [`Side::OnlyCopying`]: both stacks, nothing elided
     #[value(skip)]
-    NetDaxCopying,
-    /// [`Side::NetDaxCopying`] with the block heap
+    NetOnlyCopying,
+    /// [`Side::NetOnlyCopying`] with the block heap
     #[value(skip)]
-    NetDaxHeapOnly,
-    /// [`Side::NetApiCopying`] with a log in memory
+    NetOnlyHeapOnly,
+    /// [`Side::NetApiCopying`] with the log of [`Side::OnlyApiCopying`]
     #[value(skip)]
-    NetDaxApiCopying,
-    /// [`Side::Net`] with a log in memory
+    NetOnlyApiCopying,
+    /// [`Side::Net`] with the log of [`Side::Only`]
     #[value(skip)]
-    NetDax,
-    /// A log that has the only copy, in memory that emulates DAX, and all copies made: both stacks, nothing elided
+    NetOnly,
+    /// A log that has the only copy, in memory that emulates DAX, and all copies made
     #[value(skip)]
     OnlyCopying,
     /// [`Side::OnlyCopying`] with the block heap
@@ -117,8 +117,8 @@ impl Side {
         Self::NetApiCopying,
         Self::Net,
         Self::NetLog,
-        Self::NetDaxApiCopying,
-        Self::NetDax,
+        Self::NetOnlyApiCopying,
+        Self::NetOnly,
         Self::OnlyApiCopying,
         Self::Only,
     ];
@@ -139,10 +139,10 @@ impl Side {
             Self::NetApiCopying => "net, API copied",
             Self::Net => "net",
             Self::NetLog => "net, log",
-            Self::NetDaxCopying => "net, DAX, all copied",
-            Self::NetDaxHeapOnly => "net, DAX, heap only",
-            Self::NetDaxApiCopying => "net, DAX, API copied",
-            Self::NetDax => "net, DAX",
+            Self::NetOnlyCopying => "net, only copy, all copied",
+            Self::NetOnlyHeapOnly => "net, only copy, heap only",
+            Self::NetOnlyApiCopying => "net, only copy, API copied",
+            Self::NetOnly => "net, only copy",
             Self::OnlyCopying => "only copy, all copied",
             Self::OnlyHeapOnly => "only copy, heap only",
             Self::OnlyApiCopying => "only copy, API copied",
@@ -171,10 +171,10 @@ impl Side {
             Self::NetHeapOnly => "net_heap_only",
             Self::NetApiCopying => "net_api_copied",
             Self::NetLog => "net_log",
-            Self::NetDaxCopying => "net_dax_all_copied",
-            Self::NetDaxHeapOnly => "net_dax_heap_only",
-            Self::NetDaxApiCopying => "net_dax_api_copied",
-            Self::NetDax => "net_dax",
+            Self::NetOnlyCopying => "net_only_copy_all_copied",
+            Self::NetOnlyHeapOnly => "net_only_copy_heap_only",
+            Self::NetOnlyApiCopying => "net_only_copy_api_copied",
+            Self::NetOnly => "net_only_copy",
             Self::OnlyCopying => "only_copy_all_copied",
             Self::OnlyHeapOnly => "only_copy_heap_only",
             Self::OnlyApiCopying => "only_copy_api_copied",
@@ -235,22 +235,32 @@ impl Side {
     /// True if the log has the only copy of what is written.
     #[must_use]
     pub const fn logs_only(self) -> bool {
-        matches!(self, Self::OnlyCopying | Self::OnlyHeapOnly | Self::OnlyApiCopying | Self::Only)
+        matches!(
+            self,
+            Self::OnlyCopying
+                | Self::OnlyHeapOnly
+                | Self::OnlyApiCopying
+                | Self::Only
+                | Self::NetOnlyCopying
+                | Self::NetOnlyHeapOnly
+                | Self::NetOnlyApiCopying
+                | Self::NetOnly
+        )
     }
 
     /// Returns how the side's user-level TCP service treats copies at its API; `None` without a service.
     #[must_use]
     pub const fn service(self) -> Option<ApiCopies> {
         match self {
-            Self::NetApiCopying | Self::NetDaxApiCopying => Some(ApiCopies::Make),
+            Self::NetApiCopying | Self::NetOnlyApiCopying => Some(ApiCopies::Make),
             // In a program that elides nothing, its own end of the API makes the copies, as in an ordinary stack.
             Self::Net
             | Self::NetCopying
             | Self::NetHeapOnly
             | Self::NetLog
-            | Self::NetDax
-            | Self::NetDaxCopying
-            | Self::NetDaxHeapOnly => Some(ApiCopies::Elide),
+            | Self::NetOnly
+            | Self::NetOnlyCopying
+            | Self::NetOnlyHeapOnly => Some(ApiCopies::Elide),
             _ => None,
         }
     }
@@ -266,15 +276,14 @@ impl Side {
             | Self::NetApiCopying
             | Self::Net
             | Self::NetLog
-            | Self::NetDaxApiCopying
-            | Self::NetDax
+            | Self::NetOnly
             | Self::Only => Some(&["run"]),
-            Self::OnlyApiCopying => Some(&["run", "--api-copies", "make"]),
+            Self::OnlyApiCopying | Self::NetOnlyApiCopying => Some(&["run", "--api-copies", "make"]),
             Self::Lanes => Some(&["run", "--lanes"]),
-            Self::NetCopying | Self::NetDaxCopying | Self::OnlyCopying => {
+            Self::NetCopying | Self::NetOnlyCopying | Self::OnlyCopying => {
                 Some(&["run", "--heap", "off", "--policy", "never"])
             }
-            Self::HeapOnly | Self::NetHeapOnly | Self::NetDaxHeapOnly | Self::OnlyHeapOnly => {
+            Self::HeapOnly | Self::NetHeapOnly | Self::NetOnlyHeapOnly | Self::OnlyHeapOnly => {
                 Some(&["run", "--heap", "on", "--policy", "never"])
             }
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
@@ -287,11 +296,8 @@ impl Side {
         match self {
             Self::Log | Self::NetLog => &["--log-size", "268435456", "--log"],
             Self::LogInMemory => &["--log-size", "67108864", "--log-emulate-dax", "--log"],
-            Self::NetDaxCopying | Self::NetDaxHeapOnly | Self::NetDaxApiCopying | Self::NetDax => {
-                &["--log-size", "268435456", "--log-emulate-dax", "--log"]
-            }
-            Self::OnlyCopying | Self::OnlyHeapOnly | Self::OnlyApiCopying | Self::Only => {
-                &["--log-mode", "only", "--log-size", "1073741824", "--log-emulate-dax", "--log"]
+            _ if self.logs_only() => {
+                &["--log-mode", "only", "--log-size", "134217728", "--log-emulate-dax", "--log"]
             }
             _ => &[],
         }

@@ -119,6 +119,8 @@ struct SideServer<'a> {
     running_server: Box<dyn RunningServer + 'a>,
     /// The server and its descendants, with the last known processor time of each, ns.
     processes: Vec<(Pid, u64)>,
+    /// The log's keeper, if there is one.
+    keeper: Option<Pid>,
     verified_bytes: u64,
 }
 
@@ -142,9 +144,8 @@ impl SideServer<'_> {
     fn find_processes(&mut self) -> Vec<Pid> {
         let server = self.running_server.server();
         let mut found = descendants::of(server.process().pid());
-        if self.side.has_log() {
-            found.extend(keeper::find_pid(server.directory().path()));
-        }
+        self.keeper = if self.side.has_log() { keeper::find_pid(server.directory().path()) } else { None };
+        found.extend(self.keeper);
         found.extend(self.running_server.service_pids());
         found.iter().for_each(|pid| noise::raise_session(*pid));
         self.processes = found.iter().map(|pid| (*pid, 0)).collect();
@@ -164,9 +165,17 @@ impl SideServer<'_> {
 
     /// Returns the processor time of processes beside the server, ns; `None` if there are none.
     fn service_cpu_ns(&self) -> Option<u64> {
-        let service_pids = self.running_server.service_pids();
-        let of = |(pid, ns): &(Pid, u64)| if service_pids.contains(pid) { *ns } else { 0 };
-        (!service_pids.is_empty()).then(|| self.processes.iter().map(of).sum())
+        self.cpu_ns_of(&self.running_server.service_pids())
+    }
+
+    /// Returns the processor time of the log's keeper, ns; `None` if there is none.
+    fn keeper_cpu_ns(&self) -> Option<u64> {
+        self.cpu_ns_of(self.keeper.as_slice())
+    }
+
+    fn cpu_ns_of(&self, pids: &[Pid]) -> Option<u64> {
+        let of = |(pid, ns): &(Pid, u64)| if pids.contains(pid) { *ns } else { 0 };
+        (!pids.is_empty()).then(|| self.processes.iter().map(of).sum())
     }
 }
 
@@ -262,7 +271,8 @@ impl GenerationRun<'_> {
             ));
             let running_server =
                 start(side).map_err(|failure| Failure::new(format!("{}: {failure}", side.name())))?;
-            let mut subject = SideServer { side, running_server, processes: Vec::new(), verified_bytes: 0 };
+            let mut subject =
+                SideServer { side, running_server, processes: Vec::new(), keeper: None, verified_bytes: 0 };
             let part = if Side::UNCOPY.contains(&side) { 1 } else { WARM_UP_DIVISOR };
             let prepared = subject.running_server.warm_up(self.slices.warm_up / part);
             subject.verified_bytes = subject.explain_failure(prepared)?;
@@ -285,7 +295,8 @@ impl GenerationRun<'_> {
         let measures_distance = !self.slices.keep_disturbed && self.slices.pause.is_zero();
         let distance = measures_distance.then(distance::measure_now).flatten();
         let mut before = subjects.iter_mut().map(SideServer::cpu_ns).collect::<Result<Vec<_>>>()?;
-        let services = subjects.iter().map(SideServer::service_cpu_ns).collect::<Vec<_>>();
+        let of_others = |subject: &SideServer<'_>| (subject.service_cpu_ns(), subject.keeper_cpu_ns());
+        let others = subjects.iter().map(of_others).collect::<Vec<_>>();
         let mut loads = vec![None; subjects.len()];
         let (mut drop_reason, mut retries, mut begin) = (None, 0, CpuSnapshot::now(own));
         for at in random_order(subjects.len(), random) {
@@ -318,11 +329,13 @@ impl GenerationRun<'_> {
             drop_reason.get_or_insert_with(|| "the host moved this machine's processors".to_owned());
         }
         let mut samples = Vec::new();
-        for (((subject, before), service), load) in subjects.iter_mut().zip(before).zip(services).zip(loads) {
+        for (((subject, before), others), load) in subjects.iter_mut().zip(before).zip(others).zip(loads) {
             let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
-            let service_ns = since(subject.service_cpu_ns(), service);
+            let (service, keeper) = of_others(subject);
+            let (service_ns, keeper_ns) = (since(service, others.0), since(keeper, others.1));
             samples.push(load.map_or_else(Sample::default, |(load, clients_ns)| Sample {
                 service_cpu_us: service_ns.map(|ns| us_per_operation(ns, load.exchanges)),
+                keeper_cpu_us: keeper_ns.map(|ns| us_per_operation(ns, load.exchanges)),
                 client_cpu_us: clients_ns.map(|ns| us_per_operation(ns, load.exchanges)),
                 latency_p50_us: load.latencies.quantile_us(0.5),
                 latency_p99_us: load.latencies.quantile_us(0.99),

@@ -17,6 +17,7 @@ use clap::{Args, ValueEnum};
 use super::apps;
 use super::store::directory::StoreDirectory as Files;
 use super::store::servers::LOG_LIMIT_BYTES;
+use super::store::tables::bars_table;
 use super::store::{Fsync, MIN_FREE_BYTES, PAUSE_DIVISOR, QUICK_MIN_FREE_BYTES};
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
@@ -27,9 +28,9 @@ use crate::kit::network::{self, Network};
 use crate::kit::processes::descendants;
 use crate::kit::{
     Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Metric, Outcome, Plot, Progress, Report,
-    Result, RunningServer, Side, Slices, SlicingOptions, Table, TemporaryDirectory, cli_name, copies_parser,
-    count_parser, format_count, format_size, noise, processors, run_with_noise_reduction, seconds,
-    size_parser,
+    Result, RunningServer, Sample, Side, Slices, SlicingOptions, Table, TemporaryDirectory, cli_name,
+    copies_parser, count_parser, format_count, format_size, noise, processors, run_with_noise_reduction,
+    seconds, size_parser,
 };
 use crate::servers::echo::command;
 use crate::servers::echo::loaded_echo::LoadedEcho;
@@ -42,9 +43,9 @@ const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Sid
 /// Sides if both stacks are measured: the first copies everything, each of the others elides more than the
 /// previous.
 const STACKS: [Side; 5] = [Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net, Side::NetLog];
-/// Sides if both stacks are measured with every log in memory.
-const DAX_STACKS: [Side; 4] =
-    [Side::NetDaxCopying, Side::NetDaxHeapOnly, Side::NetDaxApiCopying, Side::NetDax];
+/// Sides if both stacks are measured with files in memory, of which a log has the only copy.
+const ONLY_STACKS: [Side; 4] =
+    [Side::NetOnlyCopying, Side::NetOnlyHeapOnly, Side::NetOnlyApiCopying, Side::NetOnly];
 /// Length of messages in the measurement of many connections, bytes.
 const MANY_BYTES: usize = 64 << 10;
 
@@ -138,7 +139,7 @@ pub struct Net {
     /// with a log
     #[arg(long)]
     pub log: bool,
-    /// With --log: keep the logs of all sides in memory, which emulates persistent memory
+    /// With --log: keep the files in memory, which emulates persistent memory, and compare logs that have the only copy
     #[arg(long, requires = "log")]
     pub emulate_dax: bool,
     /// With --log: directory on a disk in which the temporary directory of the files is created
@@ -215,8 +216,8 @@ impl Net {
                 "--log measures redis and ycsb, not {name}, which writes no file; remove {name} or --log"
             )));
         }
-        let files =
-            Files::of(&self.dir, if self.common.quick { QUICK_MIN_FREE_BYTES } else { MIN_FREE_BYTES })?;
+        let min_free_bytes = if self.common.quick { QUICK_MIN_FREE_BYTES } else { MIN_FREE_BYTES };
+        let files = if self.emulate_dax { Files::in_memory() } else { Files::of(&self.dir, min_free_bytes) }?;
         noise::enable_idle_loops(false);
         descendants::adopt();
         Ok(files)
@@ -224,12 +225,15 @@ impl Net {
 
     /// Returns the sides with --log.
     const fn stacks(&self) -> &'static [Side] {
-        if self.emulate_dax { &DAX_STACKS } else { &STACKS }
+        if self.emulate_dax { &ONLY_STACKS } else { &STACKS }
     }
 
     fn slices(&self) -> Slices {
         if self.log {
-            Slices { pause: self.slicing.slice / PAUSE_DIVISOR, ..self.slicing.slices(self.stacks()) }
+            let slices = self.slicing.slices(self.stacks());
+            // In memory, append-only files are rewritten after each round, as in the experiment `store`.
+            let cycle = if self.emulate_dax { Some(Duration::ZERO) } else { slices.cycle };
+            Slices { pause: self.slicing.slice / PAUSE_DIVISOR, cycle, ..slices }
         } else {
             self.slicing.slices(&SIDES)
         }
@@ -382,7 +386,9 @@ const SERVICE: Metric = |sample| sample.service_cpu_us;
 /// Processor time of the clients per operation, µs.
 const CLIENT: Metric = |sample| sample.client_cpu_us;
 /// Processor time of the program alone per operation, µs.
-const PROGRAM: Metric = |sample| Some(sample.cpu_us? - sample.service_cpu_us.unwrap_or(0.0));
+const PROGRAM: Metric = Sample::own_cpu_us;
+/// Processor time of the log's keeper per operation, µs.
+const KEEPER: Metric = |sample| sample.keeper_cpu_us;
 
 fn render(comparisons: &[Comparison]) -> String {
     let extras = [
@@ -407,11 +413,11 @@ fn render(comparisons: &[Comparison]) -> String {
 fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
     const BARS: [&str; 5] = ["rate: kernel", "heap only", "Redis elides", "and API", "and log"];
     let (base, last) = (sides[0], sides[sides.len() - 1]);
-    let (cpu, legend) = if last.logs_in_memory() {
+    let (cpu, legend) = if last.logs_only() {
         (
             "CPU, and API",
-            "net, DAX: as without --log, with synced data in a log in memory (uncopy run --log \
-             --log-emulate-dax), which does not survive power loss",
+            "net, only copy: as without --log, with a log in memory that has the only copy of what is written \
+             (uncopy run --log-mode only --log-emulate-dax), which does not survive power loss",
         )
     } else {
         ("CPU, and log", "net: as without --log\nnet, log: with synced data in a log (uncopy run --log)")
@@ -430,15 +436,19 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
     }
     let p50: Metric = |sample| sample.latency_p50_us;
     let written: Metric = |sample| sample.counts.written_bytes;
+    let bars_of_only =
+        if last.logs_only() { bars_table(comparisons, ONLY_STACKS) + "\n" } else { String::new() };
     let extras = [
+        median_column("program µs", PROGRAM),
         median_column("service µs", SERVICE),
+        median_column("keeper µs", KEEPER),
         median_column("clients µs", CLIENT),
         median_column("p50 µs", p50),
         median_column("written/op", written),
     ];
     format!(
         "{}\n\
-         {}{}\n\
+         {bars_of_only}{}{}\n\
          {LEGEND}plain: the kernel's TCP over a veth pair, and its file system\n\
          {legend}\n\
          CPU is the sum over Redis, the service and the log's keeper.\n",

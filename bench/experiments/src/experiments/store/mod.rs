@@ -10,7 +10,7 @@
 pub mod append_loop;
 pub mod directory;
 pub mod servers;
-mod tables;
+pub mod tables;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,6 +23,7 @@ use directory::StoreDirectory;
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
+use crate::clients::records::Workload as Records;
 use crate::kit::processes::descendants;
 use crate::kit::remote::RemoteServer;
 use crate::kit::{
@@ -56,6 +57,8 @@ pub enum Workload {
     Nosync,
     /// Redis, with a synced append-only file
     Redis,
+    /// Redis with such a file, YCSB workload A
+    Ycsb,
     /// SQLite in WAL mode, one row per transaction
     Sqlite,
 }
@@ -239,9 +242,9 @@ impl Store {
         if is_selected(Workload::Nosync) {
             points.push(Point::append(NOT_SYNCED_BYTES, 1, true));
         }
-        if is_selected(Workload::Redis) {
-            for fsync in &self.fsync {
-                points.extend(self.values.iter().map(|size_bytes| self.redis(*fsync, *size_bytes)));
+        for (selected, workload) in [(Workload::Redis, Records::Set), (Workload::Ycsb, Records::YcsbA)] {
+            for fsync in self.fsync.iter().filter(|_| is_selected(selected)) {
+                points.extend(self.values.iter().map(|size_bytes| self.redis(workload, *fsync, *size_bytes)));
             }
         }
         if is_selected(Workload::Sqlite) {
@@ -251,9 +254,9 @@ impl Store {
         points
     }
 
-    fn redis(&self, fsync: Fsync, size_bytes: usize) -> Point {
-        let title = format!("redis SET {}, {}", format_size(size_bytes as u64), fsync.name());
-        let work = StoreProgram::Redis { fsync, clients: self.clients };
+    fn redis(&self, workload: Records, fsync: Fsync, size_bytes: usize) -> Point {
+        let title = format!("redis {} {}, {}", workload.name(), format_size(size_bytes as u64), fsync.name());
+        let work = StoreProgram::Redis { workload, fsync, clients: self.clients };
         Point { title, size_bytes, threads: 1, work }
     }
 }
@@ -273,7 +276,7 @@ enum StoreProgram {
     /// The loop that appends to files.
     Append(AppendLoop),
     /// Redis with its append-only file.
-    Redis { fsync: Fsync, clients: usize },
+    Redis { workload: Records, fsync: Fsync, clients: usize },
     /// A program that writes rows to SQLite.
     Sqlite,
 }
@@ -330,9 +333,9 @@ impl Point {
                     .bench_command(side, &work.arguments());
                 Ok(Box::new(RemoteServer::start(command, "the loop", directory)?))
             }
-            StoreProgram::Redis { fsync, clients } => {
-                let values = (fsync.name(), self.size_bytes, clients);
-                servers::redis(launcher, side, programs, store_directory, values)
+            StoreProgram::Redis { workload, fsync, clients } => {
+                let redis = servers::Redis { workload, fsync, size_bytes: self.size_bytes, clients };
+                redis.start(launcher, side, programs, store_directory)
             }
             StoreProgram::Sqlite => {
                 servers::sqlite(launcher, side, programs, store_directory, self.size_bytes)
@@ -360,13 +363,14 @@ mod tests {
     #[test]
     fn everything_is_measured_unless_something_is_named() {
         let all = titles(&[]);
-        assert_eq!(all.len(), 6 + 1 + 8 + 1);
+        assert_eq!(all.len(), 6 + 1 + 2 * 8 + 1);
         assert_eq!(
             all[..3],
             ["append 4 KiB, 1 thread", "append 4 KiB, 8 threads", "append 16 KiB, 1 thread"]
         );
         assert_eq!(all[6..8], ["append 64 KiB, 1 thread, not synced", "redis SET 8 KiB, always"]);
-        assert_eq!(all[15], "sqlite, a row of 1 KiB");
+        assert_eq!(all[15], "redis YCSB A 8 KiB, always");
+        assert_eq!(all[23], "sqlite, a row of 1 KiB");
         let quick = titles(&["--quick", "redis", "append"]);
         assert_eq!(quick, ["append 4 KiB, 1 thread", "append 64 KiB, 1 thread", "redis SET 64 KiB, always"]);
     }
@@ -376,7 +380,7 @@ mod tests {
         let line = Line::try_parse_from(["store"]).expect("a command line");
         let has = |point: &Point| line.store.slices(point).sides.contains(&PREALLOCATED);
         let points = line.store.points();
-        assert!(has(&points[0]) && !has(&points[15]));
+        assert!(has(&points[0]) && !has(&points[23]));
         let sides = line.store.slices(&points[0]).sides;
         assert_eq!(sides, [Side::Plain, Side::PlainAgain, PREALLOCATED, Side::Uncopy, Side::Log]);
     }

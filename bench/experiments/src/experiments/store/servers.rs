@@ -6,6 +6,7 @@ use std::path::Path;
 use uncopy_testbed::Package;
 use uncopy_testbed::servers::PYTHON;
 
+use super::Fsync;
 use super::directory::StoreDirectory;
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
@@ -24,28 +25,40 @@ pub const SQLITE: Package =
     Package { version: &["-c", "import sqlite3; print(sqlite3.sqlite_version)"], ..PYTHON };
 const SQLITE_LOOP: &str = include_str!("sqlite_loop.py");
 
-/// Starts Redis, with its append-only file synced by the policy `fsync`, and `count` clients that set values.
-///
-/// # Errors
-/// [`crate::kit::Failure`] when Redis cannot be started or refuses a connection.
-pub fn redis(
-    launcher: &Launcher,
-    side: Side,
-    programs: &Programs,
-    store_directory: &StoreDirectory,
-    (fsync, size_bytes, count): (&'static str, usize, usize),
-) -> Result<Box<dyn RunningServer>> {
-    let program = programs.path(REDIS.program)?;
-    let append_only = AppendOnly::Synced(fsync, store_directory.path());
-    let mut redis = RedisServer::start_with(append_only, |arguments: &[OsString], directory| {
-        let launcher = store_directory.launcher(launcher, side, directory.path())?;
-        start_server(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
-    })?;
-    // Not the log's keeper, which works beside the server.
-    let pid = redis.server().process().pid();
-    processors::bind_process(pid, processors::of_server(processors::ONE_THREAD))?;
-    let loaded = LoadedRedis::new(redis, Workload::Set, size_bytes, count)?;
-    Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
+/// Redis with a synced append-only file, and its clients.
+#[derive(Clone, Copy, Debug)]
+pub struct Redis {
+    pub workload: Workload,
+    pub fsync: Fsync,
+    /// Length of the values, bytes.
+    pub size_bytes: usize,
+    pub clients: usize,
+}
+
+impl Redis {
+    /// Starts the server under `side`, and its clients.
+    ///
+    /// # Errors
+    /// [`crate::kit::Failure`] when Redis cannot be started or refuses a connection.
+    pub fn start(
+        &self,
+        launcher: &Launcher,
+        side: Side,
+        programs: &Programs,
+        store_directory: &StoreDirectory,
+    ) -> Result<Box<dyn RunningServer>> {
+        let program = programs.path(REDIS.program)?;
+        let append_only = AppendOnly::Synced(self.fsync.name(), store_directory.path());
+        let mut redis = RedisServer::start_with(append_only, |arguments: &[OsString], directory| {
+            let launcher = store_directory.launcher(launcher, side, directory.path())?;
+            start_server(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
+        })?;
+        // Not the log's keeper, which works beside the server.
+        let pid = redis.server().process().pid();
+        processors::bind_process(pid, processors::of_server(processors::ONE_THREAD))?;
+        let loaded = LoadedRedis::new(redis, self.workload, self.size_bytes, self.clients)?;
+        Ok(Box::new(loaded.with_log_limit(LOG_LIMIT_BYTES)))
+    }
 }
 
 /// Starts a program that writes rows of `row_bytes` to a table, one per transaction.

@@ -2,20 +2,26 @@
 
 use super::PREALLOCATED;
 use crate::kit::figures::{self, CPU, LEGEND, RATE, median_column};
-use crate::kit::{Align, Comparison, Metric, Plot, Side, Table};
+use crate::kit::{Align, Comparison, Metric, Plot, Sample, Side, Table};
 
+/// Sides with a log that has the only copy: each elides more copies than the one before.
+const ONLY_BARS: [Side; 4] = [Side::OnlyCopying, Side::OnlyHeapOnly, Side::OnlyApiCopying, Side::Only];
 const P50: Metric = |sample| sample.latency_p50_us;
 const P99: Metric = |sample| sample.latency_p99_us;
 
 /// Renders the figures as text.
 pub fn render(comparisons: &[Comparison]) -> String {
+    let has_bars = |comparison: &Comparison| comparison.sides().contains(&ONLY_BARS[0]);
+    let bars =
+        if comparisons.iter().any(has_bars) { bars_table(comparisons, ONLY_BARS) } else { String::new() };
     let extras = [
+        median_column("keeper µs", |sample| sample.keeper_cpu_us),
         median_column("p99.9 µs", |sample| sample.latency_p999_us),
         median_column("written/op", |sample| sample.counts.written_bytes),
         median_column("device/op", |sample| sample.counts.device_bytes),
     ];
     format!(
-        "{}{}{}\n\
+        "{bars}{}{}{}\n\
          {LEGEND}CPU is the sum over the program and its log's keeper, without kernel threads.\n\
          p50, p99, p99.9: of one sync of the loop (of a write if it does not sync), of a SET, of a \
          transaction\n\
@@ -26,6 +32,34 @@ pub fn render(comparisons: &[Comparison]) -> String {
         figures::table(comparisons, &extras),
         figures::counts_table(comparisons)
     )
+}
+
+/// Renders what each kind of elided copies gives with a log that has the only copy: the bars of Figure 13. `bars` are the
+/// sides, of which each elides more than the one before; the first copies everything.
+pub fn bars_table(comparisons: &[Comparison], bars: [Side; 4]) -> String {
+    use Align::{Left, Right};
+    const FIGURES: [([&str; 3], Metric); 3] = [
+        (["rate: heap only", "program elides", "and API"], RATE),
+        (["CPU: heap only", "program elides", "and API"], CPU),
+        (["own CPU: heap only", "program elides", "and API"], Sample::own_cpu_us),
+    ];
+    let [base, others @ ..] = bars;
+    let of_sides = |(headings, metric): &([&'static str; 3], Metric)| {
+        let metric = *metric;
+        std::iter::zip(*headings, others).map(move |(heading, side)| (heading, side, metric))
+    };
+    let columns: Vec<(&str, Side, Metric)> = FIGURES.iter().flat_map(of_sides).collect();
+    let headings = columns.iter().map(|(heading, ..)| (*heading, Right));
+    let mut table =
+        Table::new(&std::iter::once(("over all copied", Left)).chain(headings).collect::<Vec<_>>());
+    for comparison in comparisons.iter().filter(|comparison| comparison.sides().contains(&base)) {
+        let over = |(_, side, metric): &(_, Side, Metric)| {
+            figures::ratio_cell(comparison.ratio_of(*side, base, *metric))
+        };
+        table.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
+    }
+    table.render()
+        + "own CPU: without the service and the log's keeper, which have processors of their own elsewhere\n\n"
 }
 
 /// Renders the gains by a log; empty if none was measured.
@@ -65,7 +99,6 @@ pub fn plot(comparisons: &[Comparison]) -> Plot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit::Sample;
 
     #[test]
     fn a_log_is_compared_with_plain_and_with_preallocated_files() {

@@ -23,15 +23,14 @@ fn each_side_has_its_command_line() {
     let both = launcher.with_log_in(Path::new("/srv")).with_service(Path::new("/net/control"));
     let both = words(&both.command(Side::NetLog, OsStr::new("x"), &["y"]));
     assert_eq!(both[1..], [&log[..5], &["--net", "/net/control"], &log[5..]].concat());
-    let dax = words(&launcher.command(Side::NetDaxCopying, OsStr::new("x"), &["y"]));
-    assert_eq!(dax[1..6], ["run", "--heap", "off", "--policy", "never"]);
-    assert_eq!(dax[6..10], ["--log-size", "268435456", "--log-emulate-dax", "--log"]);
+    let both = words(&launcher.command(Side::NetOnlyCopying, OsStr::new("x"), &["y"]));
+    assert_eq!(both[1..8], ["run", "--heap", "off", "--policy", "never", "--log-mode", "only"]);
     let only =
         launcher.with_logged_files(Path::new("/srv")).command(Side::OnlyApiCopying, OsStr::new("x"), &["y"]);
     let only = words(&only);
     assert_eq!(only[1..6], ["run", "--api-copies", "make", "--log-mode", "only"]);
     assert_eq!(only[11..], ["--log-files", "/srv/*:/srv/*/*", "--", "x", "y"]);
-    let in_memory = [Side::Log, Side::Net, Side::LogInMemory, Side::NetDax].map(Side::logs_in_memory);
+    let in_memory = [Side::Log, Side::Net, Side::LogInMemory, Side::NetOnly].map(Side::logs_in_memory);
     assert_eq!(in_memory, [false, false, true, true]);
     assert_eq!(line(Side::Limit), line(Side::Plain));
     assert_eq!(line(Side::PlainAgain), line(Side::Plain));

@@ -321,16 +321,17 @@ fn create(
         Unreadable::File(errno) => errno,
         Unreadable::Log(_) => Errno::EINVAL,
     })?;
-    if log.backing == Backing::Persistent {
-        // Later stores need no change of metadata, which a fault of MAP_SYNC would wait for.
-        let zeroes = vec![0; STEP_BYTES];
-        for at in (0..file_bytes).step_by(STEP_BYTES) {
-            if !is_needed() {
-                return Err(Errno(libc::ECANCELED));
-            }
-            let len = (file_bytes - at).min(STEP_BYTES as u64) as usize;
-            file::write_at(fd, at, &zeroes[..len])?;
+    // Later stores need no change of metadata, which a fault of MAP_SYNC would wait for, and find zeroed pages on tmpfs
+    // too, which zeroes a page at its first use.
+    let zeroes = vec![0; STEP_BYTES];
+    for at in (0..file_bytes).step_by(STEP_BYTES) {
+        if !is_needed() {
+            return Err(Errno(libc::ECANCELED));
         }
+        let len = (file_bytes - at).min(STEP_BYTES as u64) as usize;
+        file::write_at(fd, at, &zeroes[..len])?;
+    }
+    if log.backing == Backing::Persistent {
         file::sync(fd)?;
     }
     EmptyLog::create(log.memory(), superblock).ok_or(Errno::EINVAL)?;
