@@ -76,16 +76,14 @@ impl Experiment for Files {
             "files --sizes 16384,65536,350000,1100000",
             "files --quick",
         ),
-        ReportEntry {
-            network: Some("veth-9000"),
-            ..entry(
-                "files-veth-9000",
-                "Ways to serve a file, MTU 9000",
-                &[claim("zIO, Table 3 (§5.3)", "Measured over a network of 100 Gbit/s.")],
-                "files --sizes 65536,1100000",
-                "files --quick --sizes 65536",
-            )
-        },
+        entry(
+            "files-veth-9000",
+            "Ways to serve a file, MTU 9000",
+            &[claim("zIO, Table 3 (§5.3)", "Measured over a network of 100 Gbit/s.")],
+            "files --sizes 65536,1100000",
+            "files --quick --sizes 65536",
+        )
+        .over("veth-9000"),
     ];
     const REPORT_POSITION: u8 = 120;
 

@@ -13,9 +13,9 @@ use crate::apps::{BACKEND_CASES, Case, Effort, Point, SAME_SIDE_CASES, pair as a
 use crate::kit::figures::{self, CPU, LEGEND, RATE};
 use crate::kit::remote::RemoteServer;
 use crate::kit::{
-    Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Outcome, Plot, Progress, Report, Result,
-    RunningServer, Side, Slices, SlicingOptions, Table, TemporaryDirectory, copies_parser, format_count,
-    format_size, run_with_noise_reduction, size_parser,
+    Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Outcome, Plot, Progress, Report,
+    ReportEntry, Result, RunningServer, Side, Slices, SlicingOptions, Table, TemporaryDirectory, claim,
+    copies_parser, entry, format_count, format_size, run_with_noise_reduction, size_parser,
 };
 use crate::servers::echo::pair::{self as echo, Transport};
 
@@ -57,6 +57,19 @@ const SIDES: [Side; 2] = [Side::Uncopy, Side::Lanes];
 const RIVALS: [Side; 4] = [Side::HeapOnly, Side::TunedGlibc, Side::Mimalloc, Side::Jemalloc];
 
 impl Experiment for Lanes {
+    const ENTRIES: &'static [ReportEntry] = &[entry(
+        "lanes",
+        "Programs on one host, with lanes between them",
+        &[claim(
+            "not in the papers",
+            "zIO elides API copies on a stack of its own, not between programs of one host.",
+        )],
+        "lanes --seconds 30 --processes 3",
+        "lanes --quick",
+    )
+    .taking(60)];
+    const REPORT_POSITION: u8 = 155;
+
     fn run(&self) -> Result<Outcome> {
         run_with_noise_reduction(&self.common, |launcher, progress| Ok(self.measure(launcher, progress)))
     }

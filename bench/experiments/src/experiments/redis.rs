@@ -88,26 +88,22 @@ impl Experiment for Redis {
             "redis --workload ycsb-a --sizes 262144,1048576",
             "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
         ),
-        ReportEntry {
-            network: Some("veth-1500"),
-            ..entry(
-                "redis-set-veth-1500",
-                "Redis, SET, MTU 1500",
-                &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
-                "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
-                "redis --quick --workload set --sizes 262144 --sides uncopy",
-            )
-        },
-        ReportEntry {
-            network: Some("veth-9000"),
-            ..entry(
-                "redis-set-veth-9000",
-                "Redis, SET, MTU 9000",
-                &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
-                "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
-                "redis --quick --workload set --sizes 262144 --sides uncopy",
-            )
-        },
+        entry(
+            "redis-set-veth-1500",
+            "Redis, SET, MTU 1500",
+            &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
+            "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
+            "redis --quick --workload set --sizes 262144 --sides uncopy",
+        )
+        .over("veth-1500"),
+        entry(
+            "redis-set-veth-9000",
+            "Redis, SET, MTU 9000",
+            &[claim("zIO, Figure 11 (§5.2)", "Measured over a network of 100 Gbit/s.")],
+            "redis --workload set --sizes 262144,1048576 --sides uncopy,heap-only",
+            "redis --quick --workload set --sizes 262144 --sides uncopy",
+        )
+        .over("veth-9000"),
     ];
     const REPORT_POSITION: u8 = 80;
 

@@ -184,6 +184,28 @@ pub struct ReportEntry {
     pub criterion: Criterion,
     /// Network between clients and servers, if not the loopback device.
     pub network: Option<&'static str>,
+    /// Time that a full measurement takes at most on a machine that nothing disturbs, minutes.
+    pub minutes: u16,
+}
+
+impl ReportEntry {
+    /// Time of an entry that does not say otherwise, minutes.
+    const MINUTES: u16 = 10;
+
+    /// Returns the entry with another time for a full measurement.
+    pub const fn taking(self, minutes: u16) -> Self {
+        Self { minutes, ..self }
+    }
+
+    /// Returns the entry, of which no verdict is given.
+    pub const fn not_judged(self) -> Self {
+        Self { criterion: Criterion::NotJudged, ..self }
+    }
+
+    /// Returns the entry over another network than the loopback device.
+    pub const fn over(self, network: &'static str) -> Self {
+        Self { network: Some(network), ..self }
+    }
 }
 
 /// Returns a claim of a paper.
@@ -207,5 +229,6 @@ pub const fn entry(
         quick_arguments,
         criterion: Criterion::Speed,
         network: None,
+        minutes: ReportEntry::MINUTES,
     }
 }

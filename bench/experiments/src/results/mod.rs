@@ -28,6 +28,7 @@ mod register;
 mod run;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -58,11 +59,14 @@ pub struct Arguments {
     /// Measure only these experiments
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = entry_parser())]
     pub only: Vec<String>,
-    /// Continue the interrupted last run in DIR: measure the experiments without results
+    /// Continue the last run in DIR: measure the experiments without results
     #[arg(long)]
     pub resume: bool,
+    /// Begin no experiment that may take longer than what is left of this time [default: no limit; with --quick, 9]
+    #[arg(long, value_name = "N")]
+    pub minutes: Option<u32>,
     /// Do not measure: render the pages of these results again
-    #[arg(long, value_name = "results.json", conflicts_with_all = ["quick", "only", "resume"])]
+    #[arg(long, value_name = "results.json", conflicts_with_all = ["quick", "only", "resume", "minutes"])]
     pub from: Option<PathBuf>,
 }
 
@@ -88,7 +92,9 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         if !arguments.resume || results.runs.is_empty() {
             results.runs.push(started);
         }
-        run::run_all(&mut results, &arguments.only, |so_far| write_all(so_far, out))?;
+        let minutes = arguments.minutes.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
+        let limit = minutes.or_else(|| arguments.quick.then_some(run::QUICK_LIMIT));
+        run::run_all(&mut results, &arguments.only, limit, |so_far| write_all(so_far, out))?;
     }
     write_all(&results, out)?;
     let last = results.runs.last().into_iter().flat_map(|run| &run.experiments);

@@ -15,10 +15,9 @@ use crate::results::model::{ExperimentResult, RESULTS_PATH, Results, Run};
 use crate::results::register::HEADLINES;
 
 /// Time after which no further experiment begins in a quick run.
-const QUICK_LIMIT: Duration = Duration::from_secs(9 * 60);
-const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
-/// Maximum duration of the experiments of another network.
-const OTHER_NETWORK_LIMIT: Duration = Duration::from_secs(20 * 60);
+pub const QUICK_LIMIT: Duration = Duration::from_secs(9 * 60);
+/// Time limit of an experiment in a process of its own, in times of its [`ReportEntry::minutes`]: machines can be slow.
+const SLOWEST: u32 = 4;
 
 /// Returns a run of this machine and these sources, without experiments.
 #[must_use]
@@ -29,13 +28,15 @@ pub fn new_run(quick: bool) -> Run {
 }
 
 /// Runs the entries named in `only`, or all if it is empty, those of the page first, and adds them to the last run of
-/// `results`. Entries that already have figures are skipped. `store` gets the results after each entry.
+/// `results`. Entries that already have figures are skipped, and so are those that would take longer than what is left of
+/// `limit`. `store` gets the results after each entry.
 ///
 /// # Errors
 /// [`Failure`] of `store`. A failure of an experiment is recorded in its results.
 pub fn run_all(
     results: &mut Results,
     only: &[String],
+    limit: Option<Duration>,
     mut store: impl FnMut(&Results) -> Result<()>,
 ) -> Result<()> {
     let started = Instant::now();
@@ -48,16 +49,19 @@ pub fn run_all(
     };
     let mut wanted: Vec<&ReportEntry> = entries().into_iter().filter(is_wanted).collect();
     wanted.sort_by_key(|entry| !HEADLINES.iter().any(|headline| headline.entry == entry.id));
-    let limit = if quick { QUICK_LIMIT } else { FULL_LIMIT };
     for (at, entry) in wanted.iter().enumerate() {
         let minutes = started.elapsed().as_secs() / 60;
-        progress::set_prefix(&format!("{} of {}, {minutes} min: ", at + 1, wanted.len()));
-        let measured = if started.elapsed() < limit {
-            measure_entry(entry, quick)
-        } else {
-            let minutes = limit.as_secs() / 60;
-            let why = format!("skipped after {minutes} minutes; --resume measures it");
-            ExperimentResult { failure: Some(why), ..empty_result(entry, quick) }
+        let left =
+            if quick { String::new() } else { format!(", at most {} to go", minutes_of(&wanted[at..])) };
+        progress::set_prefix(&format!("{} of {}, {minutes} min{left}: ", at + 1, wanted.len()));
+        let ends = started.elapsed() + time_of(entry, quick);
+        let measured = match limit.filter(|limit| ends > *limit) {
+            None => measure_entry(entry, quick),
+            Some(limit) => {
+                let minutes = limit.as_secs() / 60;
+                let why = format!("not begun, because {minutes} minutes were allowed; --resume measures it");
+                ExperimentResult { failure: Some(why), ..empty_result(entry, quick) }
+            }
         };
         for (key, version) in &measured.versions {
             let fact = (key.clone(), version.clone());
@@ -78,6 +82,17 @@ pub fn run_all(
     }
     progress::set_prefix("");
     Ok(())
+}
+
+/// Returns the time that an entry takes at most; zero for a quick measurement, which begins while there is time.
+fn time_of(entry: &ReportEntry, quick: bool) -> Duration {
+    if quick { Duration::ZERO } else { Duration::from_secs(60 * u64::from(entry.minutes)) }
+}
+
+/// Returns the time that full measurements of these entries take at most, in words.
+fn minutes_of(entries: &[&ReportEntry]) -> String {
+    let minutes: u64 = entries.iter().map(|entry| u64::from(entry.minutes)).sum();
+    format!("{} h {} min", minutes / 60, minutes % 60)
 }
 
 fn arguments(entry: &ReportEntry, quick: bool) -> Vec<String> {
@@ -135,7 +150,7 @@ fn measure_in_child(entry: &ReportEntry, quick: bool) -> Result<ExperimentResult
         command.arg("--quick");
     }
     let name = format!("uncopy-bench --network {network}");
-    let output = run_process(command, &name, OTHER_NETWORK_LIMIT)?;
+    let output = run_process(command, &name, SLOWEST * time_of(entry, false))?;
     let path = scratch.path().join(RESULTS_PATH);
     let text = std::fs::read_to_string(&path).doing(format_args!("{}: {}", name, output.stderr.trim()))?;
     let experiments = Results::parse(&text)?.runs.into_iter().flat_map(|run| run.experiments);

@@ -49,7 +49,8 @@ impl Experiment for Apps {
             )],
             "apps nginx-static nginx-proxied haproxy",
             "apps --quick --sides uncopy nginx-static nginx-proxied haproxy",
-        ),
+        )
+        .taking(20),
         entry(
             "apps-icecast",
             "Icecast: a file, and a live stream",
@@ -62,7 +63,8 @@ impl Experiment for Apps {
             ],
             "apps --seconds=60 icecast-file icecast-relay",
             "apps --quick --sides uncopy icecast-file icecast-relay",
-        ),
+        )
+        .taking(25),
         entry(
             "apps-varnish",
             "Varnish",
@@ -72,7 +74,8 @@ impl Experiment for Apps {
             )],
             "apps varnish",
             "apps --quick --sides uncopy varnish",
-        ),
+        )
+        .taking(15),
         entry(
             "apps-memcached",
             "memcached as packaged",
@@ -83,7 +86,8 @@ impl Experiment for Apps {
             )],
             "apps memcached-tcp memcached-udp memcached",
             "apps --quick --sides uncopy memcached-tcp memcached-udp memcached",
-        ),
+        )
+        .taking(30),
         entry(
             "apps-stores",
             "Databases with large values",
@@ -94,7 +98,8 @@ impl Experiment for Apps {
             )],
             "apps postgresql-copy postgresql-object mariadb-blob",
             "apps --quick --sides uncopy postgresql-copy mariadb-blob",
-        ),
+        )
+        .taking(25),
         entry(
             "apps-others",
             "mosquitto and Python",
