@@ -124,6 +124,27 @@ struct SideServer<'a> {
     verified_bytes: u64,
 }
 
+/// Processor time of a server's processes.
+#[derive(Clone, Copy, Debug)]
+struct CpuTime {
+    /// All of them, ns.
+    all_ns: u64,
+    /// Those beside the server, ns; `None` if there are none.
+    service_ns: Option<u64>,
+    /// The log's keeper, ns; `None` if there is none.
+    keeper_ns: Option<u64>,
+}
+
+impl CpuTime {
+    /// Moves the begin of a measurement, of which the time from `begun` to `ended` does not count.
+    fn leave_out(&mut self, begun: Self, ended: Self) {
+        self.all_ns += ended.all_ns.saturating_sub(begun.all_ns);
+        let later = |begin: Option<u64>, begun, ended| Some(begin? + since(ended, begun).unwrap_or(0));
+        self.service_ns = later(self.service_ns, begun.service_ns, ended.service_ns);
+        self.keeper_ns = later(self.keeper_ns, begun.keeper_ns, ended.keeper_ns);
+    }
+}
+
 impl SideServer<'_> {
     fn explain(&mut self, failure: &Failure) -> Failure {
         let failure = self.running_server.server().process().explain(failure);
@@ -152,25 +173,19 @@ impl SideServer<'_> {
         found
     }
 
-    /// Returns the processor time of all processes of the server, ns.
-    fn cpu_ns(&mut self) -> Result<u64> {
+    /// Returns the processor time of the server's processes.
+    fn cpu_time(&mut self) -> Result<CpuTime> {
         let own = self.running_server.server().process().cpu_ns();
         self.explain_failure(own)?;
         for (pid, ns) in &mut self.processes {
             // A process that has ended keeps its last known value.
             *ns = process_cpu_ns(*pid).unwrap_or(*ns);
         }
-        Ok(self.processes.iter().map(|(_, ns)| ns).sum())
-    }
-
-    /// Returns the processor time of processes beside the server, ns; `None` if there are none.
-    fn service_cpu_ns(&self) -> Option<u64> {
-        self.cpu_ns_of(&self.running_server.service_pids())
-    }
-
-    /// Returns the processor time of the log's keeper, ns; `None` if there is none.
-    fn keeper_cpu_ns(&self) -> Option<u64> {
-        self.cpu_ns_of(self.keeper.as_slice())
+        Ok(CpuTime {
+            all_ns: self.processes.iter().map(|(_, ns)| ns).sum(),
+            service_ns: self.cpu_ns_of(&self.running_server.service_pids()),
+            keeper_ns: self.cpu_ns_of(self.keeper.as_slice()),
+        })
     }
 
     fn cpu_ns_of(&self, pids: &[Pid]) -> Option<u64> {
@@ -294,15 +309,13 @@ impl GenerationRun<'_> {
         // A round with pauses takes long enough for the processors to change their distance.
         let measures_distance = !self.slices.keep_disturbed && self.slices.pause.is_zero();
         let distance = measures_distance.then(distance::measure_now).flatten();
-        let mut before = subjects.iter_mut().map(SideServer::cpu_ns).collect::<Result<Vec<_>>>()?;
-        let of_others = |subject: &SideServer<'_>| (subject.service_cpu_ns(), subject.keeper_cpu_ns());
-        let others = subjects.iter().map(of_others).collect::<Vec<_>>();
+        let mut before = subjects.iter_mut().map(SideServer::cpu_time).collect::<Result<Vec<_>>>()?;
         let mut loads = vec![None; subjects.len()];
         let (mut drop_reason, mut retries, mut begin) = (None, 0, CpuSnapshot::now(own));
         for at in random_order(subjects.len(), random) {
             let mut attempts = MAX_ATTEMPTS;
             while drop_reason.is_none() && loads[at].is_none() {
-                let begin_ns = subjects[at].cpu_ns()?;
+                let begun = subjects[at].cpu_time()?;
                 let clients_ns = subjects[at].running_server.clients_cpu_ns();
                 let load = subjects[at].load(self.slices.slice)?;
                 let clients_ns = since(subjects[at].running_server.clients_cpu_ns(), clients_ns);
@@ -318,7 +331,7 @@ impl GenerationRun<'_> {
                     None => loads[at] = Some((load, clients_ns)),
                     Some(why) if attempts == 0 => drop_reason = Some(why),
                     Some(_) => {
-                        before[at] += subjects[at].cpu_ns()?.saturating_sub(begin_ns);
+                        before[at].leave_out(begun, subjects[at].cpu_time()?);
                         retries += 1;
                     }
                 }
@@ -329,10 +342,11 @@ impl GenerationRun<'_> {
             drop_reason.get_or_insert_with(|| "the host moved this machine's processors".to_owned());
         }
         let mut samples = Vec::new();
-        for (((subject, before), others), load) in subjects.iter_mut().zip(before).zip(others).zip(loads) {
-            let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
-            let (service, keeper) = of_others(subject);
-            let (service_ns, keeper_ns) = (since(service, others.0), since(keeper, others.1));
+        for ((subject, before), load) in subjects.iter_mut().zip(before).zip(loads) {
+            let now = subject.cpu_time()?;
+            let cpu_ns = now.all_ns.saturating_sub(before.all_ns);
+            let service_ns = since(now.service_ns, before.service_ns);
+            let keeper_ns = since(now.keeper_ns, before.keeper_ns);
             samples.push(load.map_or_else(Sample::default, |(load, clients_ns)| Sample {
                 service_cpu_us: service_ns.map(|ns| us_per_operation(ns, load.exchanges)),
                 keeper_cpu_us: keeper_ns.map(|ns| us_per_operation(ns, load.exchanges)),
@@ -501,6 +515,17 @@ mod tests {
         });
         let events = events.take();
         (comparison, events)
+    }
+
+    #[test]
+    fn a_slice_that_is_repeated_counts_for_nobody() {
+        let at = |all_ns, service_ns, keeper_ns| CpuTime { all_ns, service_ns, keeper_ns: Some(keeper_ns) };
+        let mut before = at(100, None, 10);
+        before.leave_out(at(110, None, 12), at(150, None, 42));
+        assert_eq!((before.all_ns, before.service_ns, before.keeper_ns), (140, None, Some(40)));
+        let mut before = at(100, Some(50), 10);
+        before.leave_out(at(110, Some(50), 12), at(150, Some(80), 12));
+        assert_eq!((before.all_ns, before.service_ns, before.keeper_ns), (140, Some(80), Some(10)));
     }
 
     #[test]
