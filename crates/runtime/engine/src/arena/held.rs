@@ -74,6 +74,8 @@ uncopy_sys::statics! {
     static RUNS: [Run; PIPES] = runs();
     static BYTES: AtomicUsize = AtomicUsize::new(0);
     static FAILURES: AtomicU32 = AtomicU32::new(0);
+    /// Whether a pipe was ever made: most programs never have one, and ask for the descriptors often.
+    static HAS_PIPES: AtomicBool = AtomicBool::new(false);
     /// True while the handler is to adopt or close descriptors.
     static HAS_NEWS: AtomicBool = AtomicBool::new(false);
     /// True while the handler is to read out every run.
@@ -305,6 +307,7 @@ fn open() -> bool {
     else {
         return false;
     };
+    HAS_PIPES.store(true, Release);
     let made = HoldingPipe::open().ok();
     run.program_number.store(made.map_or(-1, HoldingPipe::number), Relaxed);
     numbers.program = made;
@@ -465,7 +468,8 @@ pub(crate) fn in_child(has_own_descriptors: bool) {
 /// Descriptors of the pipes in the program's table, which must look closed to the program.
 pub fn descriptors() -> impl Iterator<Item = ProgramFd> {
     let runs: &'static [Run; PIPES] = &RUNS;
-    runs.iter().map(|run| ProgramFd::new(run.program_number.load(Relaxed))).filter(|fd| fd.is_valid())
+    let made = if HAS_PIPES.load(Acquire) { &runs[..] } else { &[] };
+    made.iter().map(|run| ProgramFd::new(run.program_number.load(Relaxed))).filter(|fd| fd.is_valid())
 }
 
 /// Moves a pipe to another number, because the program is about to use this one. False: no pipe has the

@@ -17,7 +17,7 @@ use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const RANGES: usize = if cfg!(loom) { 1 } else { 128 };
 
 struct Constants {
-    /// First address and the one after the last, in no order; an end of 0: forgotten.
+    /// First address, ascending, and the one after the last; an end of 0: forgotten. Unused ones begin at the last address.
     ranges: [(AtomicUsize, AtomicUsize); RANGES],
     /// Smallest range that contains all ranges: most addresses lie outside.
     hull: (AtomicUsize, AtomicUsize),
@@ -26,26 +26,43 @@ struct Constants {
 uncopy_sys::statics! {
     static CONSTANTS: Constants = Constants {
         #[cfg(not(loom))]
-        ranges: [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; RANGES],
+        ranges: [const { (AtomicUsize::new(usize::MAX), AtomicUsize::new(0)) }; RANGES],
         #[cfg(loom)]
-        ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
+        ranges: core::array::from_fn(|_| (AtomicUsize::new(usize::MAX), AtomicUsize::new(0))),
         hull: (AtomicUsize::new(0), AtomicUsize::new(0)),
     };
 }
 
 /// Finds the constants of the loaded objects. Called once, before any other thread exists.
 pub fn scan_objects() {
-    let mut next = CONSTANTS.ranges.iter();
+    let mut count = 0;
     let (mut first, mut last) = (usize::MAX, 0);
     uncopy_sys::objects::for_each_read_only_segment(&mut |start, len_bytes| {
-        let Some((range_start, range_end)) = next.next() else { return };
-        range_start.store(start, Relaxed);
-        range_end.store(start + len_bytes, Relaxed);
-        first = first.min(start);
-        last = last.max(start + len_bytes);
+        if count < RANGES {
+            insert(count, start, start + len_bytes);
+            count += 1;
+            first = first.min(start);
+            last = last.max(start + len_bytes);
+        }
     });
     CONSTANTS.hull.0.store(first.min(last), Relaxed);
     CONSTANTS.hull.1.store(last, Relaxed);
+}
+
+/// Inserts a range among the first `count`, which are in ascending order.
+fn insert(count: usize, start: usize, end: usize) {
+    let mut at = count;
+    for (range_start, range_end) in CONSTANTS.ranges[..count].iter().rev() {
+        if range_start.load(Relaxed) <= start {
+            break;
+        }
+        let (next_start, next_end) = &CONSTANTS.ranges[at];
+        next_start.store(range_start.load(Relaxed), Relaxed);
+        next_end.store(range_end.load(Relaxed), Relaxed);
+        at -= 1;
+    }
+    CONSTANTS.ranges[at].0.store(start, Relaxed);
+    CONSTANTS.ranges[at].1.store(end, Relaxed);
 }
 
 /// Whether all of these bytes are constants.
@@ -55,7 +72,11 @@ pub fn contains(address: usize, len_bytes: usize) -> bool {
     let holds = |(start, range_end): &(AtomicUsize, AtomicUsize)| {
         start.load(Relaxed) <= address && end <= range_end.load(Relaxed)
     };
-    holds(&CONSTANTS.hull) && CONSTANTS.ranges.iter().any(holds)
+    if !holds(&CONSTANTS.hull) {
+        return false;
+    }
+    let later = CONSTANTS.ranges.partition_point(|(start, _)| start.load(Relaxed) <= address);
+    CONSTANTS.ranges[..later].last().is_some_and(holds)
 }
 
 /// Forgets the ranges that the program is about to change, before the call is made.
@@ -83,6 +104,10 @@ mod tests {
     #[test]
     fn what_the_program_makes_writable_is_not_counted_any_more() {
         scan_objects();
+        let starts = CONSTANTS.ranges.iter().map(|(start, _)| start.load(Relaxed));
+        assert!(
+            starts.clone().is_sorted() && starts.clone().filter(|start| *start != usize::MAX).count() > 2
+        );
         let constant = std::hint::black_box(&CONSTANT).as_ptr() as usize;
         assert!(contains(constant, 100) && !contains(constant, usize::MAX) && !contains(constant, 1 << 40));
         let local = 7u8;
