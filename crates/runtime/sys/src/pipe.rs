@@ -9,6 +9,7 @@ use crate::call::{kernel, syscall};
 use crate::descriptor::{Descriptor, OwnFd, OwnRef, OwnSlot};
 use crate::errno::{Errno, check};
 use crate::iovec::Part;
+use crate::thread;
 
 /// Capacity that is asked for, bytes. All pipes of a user together may have 64 MiB
 /// (`/proc/sys/fs/pipe-user-pages-soft`), of which this is little; a longer message takes several passes.
@@ -185,8 +186,9 @@ pub(crate) fn drain(pipe: i32, len_bytes: usize) -> bool {
     left == 0
 }
 
-/// A descriptor of `/dev/null`, to which unwanted bytes of a pipe are spliced.
-static NULL_DEVICE: OwnSlot = OwnSlot::empty();
+/// Descriptors of `/dev/null`, to which unwanted bytes of a pipe are spliced: in the program's table, and in that of the
+/// handler thread, where the first number is closed or another file's.
+static NULL_DEVICES: [OwnSlot; 2] = [OwnSlot::empty(), OwnSlot::empty()];
 
 /// Whether a descriptor is `/dev/null`, whoever opened it, so that nothing is lost by writing to it.
 fn is_null_device(fd: impl Descriptor) -> bool {
@@ -198,7 +200,12 @@ fn is_null_device(fd: impl Descriptor) -> bool {
 }
 
 fn null_device() -> Option<OwnRef> {
-    let known = NULL_DEVICE.get();
+    null_device_in(&NULL_DEVICES[usize::from(thread::is_handler())])
+}
+
+/// Returns the descriptor in `slot`, which threads of one table use.
+fn null_device_in(slot: &OwnSlot) -> Option<OwnRef> {
+    let known = slot.get();
     if known.is_some_and(is_null_device) {
         return known;
     }
@@ -208,14 +215,14 @@ fn null_device() -> Option<OwnRef> {
     }
     // The old number is the program's by now, or was stored by a faster thread: at most one
     // descriptor for each thread leaks, once.
-    NULL_DEVICE.replace(Some(high)).map(OwnFd::leave_open);
-    NULL_DEVICE.get()
+    slot.replace(Some(high)).map(OwnFd::leave_open);
+    slot.get()
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::net::UnixStream;
 
@@ -237,6 +244,30 @@ mod tests {
         assert_eq!(pipe.splice_to(here.as_fd(), 11, false), Err(Errno(libc::EAGAIN)));
         pipe.close();
         assert!(!pipe.is_ours());
+    }
+
+    #[test]
+    fn threads_with_tables_of_their_own_open_one_null_device_each() {
+        static OF_TABLES: [OwnSlot; 2] = [OwnSlot::empty(), OwnSlot::empty()];
+        let (mut wake, mut woken) = UnixStream::pair().expect("sockets");
+        let first = null_device_in(&OF_TABLES[0]).expect("a device");
+        let thread = std::thread::spawn(move || {
+            // SAFETY: unshare(2) takes only integers; this thread closes what it has opened before it ends.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            // As in the handler's table, which has none of the program's descriptors.
+            drop(OwnFd::new(first.number()));
+            let own = null_device_in(&OF_TABLES[1]).expect("a device");
+            for _ in 0..10 {
+                assert_eq!(null_device_in(&OF_TABLES[1]), Some(own));
+                woken.read_exact(&mut [0]).expect("its turn");
+            }
+        });
+        for _ in 0..10 {
+            assert_eq!(null_device_in(&OF_TABLES[0]), Some(first));
+            wake.write_all(b"x").expect("a thread that waits");
+        }
+        thread.join().expect("no panic");
+        drop(OF_TABLES[0].take());
     }
 
     #[test]
