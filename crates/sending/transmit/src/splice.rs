@@ -276,6 +276,10 @@ pub fn stream(
     drop(slot);
     match result {
         Ok(Step::Copy) if sending.sent.len_bytes == 0 => copied(),
+        Ok(Step::Copy) => {
+            sending.copy_rest();
+            Ok(sending.sent)
+        }
         Ok(_) => Ok(sending.sent),
         Err(_) if sending.sent.len_bytes > 0 => Ok(sending.sent),
         Err(error) => Err(error),
@@ -361,6 +365,22 @@ impl StreamSend<'_> {
         self.sent.len_bytes += sent;
         self.cursor.advance(sent);
         Ok(if sent < part.len() { Step::End } else { Step::Continue })
+    }
+
+    /// Copies what is left of a message whose beginning was sent, as far as there is room.
+    ///
+    /// Programs that wait for edges (epoll(7)) rely on it: the kernel reports one only if a send has found no room
+    /// (SOCK_NOSPACE, net/core/stream.c). An error is left to the next call.
+    fn copy_rest(&mut self) {
+        let flags = self.flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        while let Some(part) = self.cursor.first().filter(|_| self.is_stream()) {
+            let more = if self.cursor.parts.len() == 1 { 0 } else { libc::MSG_MORE };
+            if socket::readiness(self.fd, 0) == Readiness::Ended
+                || !matches!(self.send_copied(part, flags | more), Ok(Step::Continue))
+            {
+                return;
+            }
+        }
     }
 
     /// Handles a send buffer with too little free space for references.
