@@ -306,6 +306,8 @@ fn store_finds_in_files_what_was_appended_and_synced() {
         "append 64 KiB, 1 thread, not synced",
         "redis SET 64 KiB, always",
         "redis SET 64 KiB, everysec",
+        "redis YCSB A 64 KiB, always",
+        "redis YCSB A 64 KiB, everysec",
         "sqlite, a row of 1 KiB",
     ];
     assert_eq!(titles(&json), rows);

@@ -107,9 +107,13 @@ fn both_stacks_are_measured_together() {
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let comparison = &json["comparisons"][0];
     assert_eq!(comparison["verified"], true, "{comparison:#}");
-    for side in ["net_dax_all_copied", "net_dax_heap_only", "net_dax_api_copied", "net_dax"] {
+    let sides =
+        ["net_only_copy_all_copied", "net_only_copy_heap_only", "net_only_copy_api_copied", "net_only_copy"];
+    for side in sides {
         let side = &comparison["sides"][side];
-        assert!(side["service_cpu_us_per_operation"]["median"].as_f64() > Some(0.0), "{comparison:#}");
+        for part in ["service_cpu_us_per_operation", "keeper_cpu_us_per_operation"] {
+            assert!(side[part]["median"].as_f64() > Some(0.0), "{part}: {comparison:#}");
+        }
     }
     let script = "$bench net echo --log --quick 2>&1; echo ended with $?";
     let Some(output) = run("net-log-echo", script) else { return };
