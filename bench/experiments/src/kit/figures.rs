@@ -40,6 +40,26 @@ pub fn ratio_cell(interval: Option<Interval>) -> String {
     interval.map_or_else(String::new, |interval| interval.to_string())
 }
 
+/// A column of ratios: its heading, the side, the side that it is compared with, and the figure.
+pub type RatioColumn = (&'static str, Side, Side, Metric);
+
+/// Returns a table with a line for each comparison, under `heading`, and these ratios.
+#[must_use]
+pub fn ratios_table<'a>(
+    heading: &'static str,
+    comparisons: impl IntoIterator<Item = &'a Comparison>,
+    columns: &[RatioColumn],
+) -> Table {
+    let headings = columns.iter().map(|(heading, ..)| (*heading, Align::Right));
+    let mut table = Table::new(&std::iter::once((heading, Align::Left)).chain(headings).collect::<Vec<_>>());
+    for comparison in comparisons {
+        let ratio =
+            |(_, side, other, metric): &RatioColumn| ratio_cell(comparison.ratio_of(*side, *other, *metric));
+        table.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(ratio)).collect());
+    }
+    table
+}
+
 /// Returns the result of uncopy in each comparison: processor time per operation over that of the best alternative,
 /// and over plain's. Empty where only plain was measured.
 #[must_use]

@@ -17,71 +17,81 @@ const PACED_MESSAGES: usize = 200;
 
 type Send = fn(i32, &[Part]) -> Result<usize, i32>;
 
-/// Registers a socket for edges, and takes the first one.
-fn register(fd: i32) -> OwnedFd {
-    // SAFETY: epoll_create1(2) returns a descriptor that nobody else has; epoll_ctl(2) reads `event`, which is alive.
-    let epoll = unsafe {
-        let epoll = OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC));
-        let mut event = libc::epoll_event { events: (libc::EPOLLOUT | libc::EPOLLET) as u32, u64: 0 };
-        assert_eq!(libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event), 0);
-        epoll
-    };
-    assert!(has_edge(&epoll, LIMIT_MS), "an empty buffer has room");
-    epoll
+/// A socket in non-blocking mode whose owner waits for edges.
+struct EdgeSocket {
+    fd: i32,
+    epoll: OwnedFd,
+    /// Family and buffer, for the messages of failed checks.
+    what: String,
 }
 
-fn has_edge(epoll: &OwnedFd, limit_ms: i32) -> bool {
-    let mut event = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: epoll_wait(2) writes at most one event, for which there is room.
-    unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, limit_ms) == 1 }
+impl EdgeSocket {
+    /// Prepares this end of a connection, and takes the first edge.
+    fn new(connection: &Connection, family: Family, buffer_bytes: i32) -> Self {
+        let fd = connection.fd();
+        set_non_blocking(fd);
+        set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, buffer_bytes);
+        // SAFETY: epoll_create1(2) returns a descriptor that nobody else has; epoll_ctl(2) reads `event`, which is alive.
+        let epoll = unsafe {
+            let epoll = OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC));
+            let mut event = libc::epoll_event { events: (libc::EPOLLOUT | libc::EPOLLET) as u32, u64: 0 };
+            assert_eq!(libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event), 0);
+            epoll
+        };
+        let socket = Self { fd, epoll, what: format!("{family:?}, buffer of {buffer_bytes}") };
+        assert!(socket.has_edge(), "an empty buffer has room: {}", socket.what);
+        socket
+    }
+
+    /// Waits for an edge.
+    fn has_edge(&self) -> bool {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: epoll_wait(2) writes at most one event, for which there is room.
+        unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), &raw mut event, 1, LIMIT_MS) == 1 }
+    }
+
+    /// Sends the beginning of `memory`. Calls `wait` with the number of bytes sent so far before each wait: after a short
+    /// count, or when the buffer is full.
+    fn send(&self, memory: &Lendable, len_bytes: usize, send: Send, mut wait: impl FnMut(usize)) {
+        let mut sent_bytes = 0;
+        while sent_bytes < len_bytes {
+            let wanted_bytes = len_bytes - sent_bytes;
+            let result = send(self.fd, &[memory.part(sent_bytes, wanted_bytes)]);
+            let what = format!("{}, message of {len_bytes}: {result:?} of {wanted_bytes}", self.what);
+            assert!(result.is_ok() || result == Err(libc::EAGAIN), "{what}");
+            sent_bytes += result.unwrap_or(0);
+            if result != Ok(wanted_bytes) {
+                wait(sent_bytes);
+                assert!(self.has_edge(), "no edge: {what}");
+            }
+        }
+    }
 }
 
-/// Sends messages of different lengths as a program that waits for edges. Returns the number of sends that were short, or
-/// that found the buffer full.
-fn send_by_edges(family: Family, buffer_bytes: i32, send: Send) -> usize {
+/// Sends messages of different lengths to a peer that reads while this end waits. Returns the number of waits.
+fn send_in_turns(family: Family, buffer_bytes: i32, send: Send) -> usize {
     let memory = Lendable::new(600);
     let connection = connect(family);
-    let fd = connection.fd();
-    set_non_blocking(fd);
-    set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, buffer_bytes);
-    let epoll = register(fd);
+    let socket = EdgeSocket::new(&connection, family, buffer_bytes);
     let mut waits = 0;
     for number in 0..MESSAGES {
         let len_bytes = memory.len() - number * 40_961;
-        let (mut sent_bytes, mut read_bytes) = (0, 0);
-        while sent_bytes < len_bytes {
-            let wanted_bytes = len_bytes - sent_bytes;
-            let result = send(fd, &[memory.part(sent_bytes, wanted_bytes)]);
-            sent_bytes += match result {
-                Ok(bytes) => bytes,
-                Err(error) => {
-                    assert_eq!(error, libc::EAGAIN);
-                    0
-                }
-            };
-            if result != Ok(wanted_bytes) {
-                waits += 1;
-                connection.read(sent_bytes - read_bytes);
-                read_bytes = sent_bytes;
-                let what = format!(
-                    "{family:?}, buffer of {buffer_bytes}, message {number}: {result:?} of {wanted_bytes}"
-                );
-                assert!(has_edge(&epoll, LIMIT_MS), "no edge: {what}");
-            }
-        }
-        connection.read(sent_bytes - read_bytes);
+        let mut read_bytes = 0;
+        socket.send(&memory, len_bytes, send, |sent_bytes| {
+            waits += 1;
+            connection.read(sent_bytes - read_bytes);
+            read_bytes = sent_bytes;
+        });
+        connection.read(len_bytes - read_bytes);
     }
     waits
 }
 
-/// Sends as [`send_by_edges`] does, while a thread reads all the time.
+/// Sends messages of different lengths while a thread reads all the time.
 fn send_beside_a_reader(family: Family, buffer_bytes: i32, send: Send) {
     let memory = Lendable::new(600);
     let connection = connect(family);
-    let fd = connection.fd();
-    set_non_blocking(fd);
-    set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, buffer_bytes);
-    let epoll = register(fd);
+    let socket = EdgeSocket::new(&connection, family, buffer_bytes);
     let Connection { here, there } = connection;
     let reader = std::thread::spawn(move || {
         let mut there = std::fs::File::from(there);
@@ -90,17 +100,7 @@ fn send_beside_a_reader(family: Family, buffer_bytes: i32, send: Send) {
     });
     for number in 0..PACED_MESSAGES {
         let len_bytes = memory.len() - number % 50 * 40_961;
-        let mut sent_bytes = 0;
-        while sent_bytes < len_bytes {
-            let wanted_bytes = len_bytes - sent_bytes;
-            let result = send(fd, &[memory.part(sent_bytes, wanted_bytes)]);
-            assert!(result.is_ok() || result == Err(libc::EAGAIN), "{result:?}");
-            sent_bytes += result.unwrap_or(0);
-            let what = format!(
-                "{family:?}, buffer of {buffer_bytes}, message {number}: {result:?} of {wanted_bytes}"
-            );
-            assert!(result == Ok(wanted_bytes) || has_edge(&epoll, LIMIT_MS), "no edge: {what}");
-        }
+        socket.send(&memory, len_bytes, send, |_| ());
     }
     drop(here);
     reader.join().expect("no panic");
@@ -125,8 +125,8 @@ fn a_short_count_is_followed_by_an_edge() {
     set_break_even(Some(1));
     for family in STREAMS {
         for buffer_bytes in [100_000, 400_000] {
-            assert!(send_by_edges(family, buffer_bytes, PLAIN) > 0);
-            assert!(send_by_edges(family, buffer_bytes, OURS) > 0);
+            assert!(send_in_turns(family, buffer_bytes, PLAIN) > 0);
+            assert!(send_in_turns(family, buffer_bytes, OURS) > 0);
         }
     }
 }

@@ -100,7 +100,6 @@ pub fn run(parameters: &RunParameters) {
         libc::close(low);
         high
     };
-    let idle = -1;
     assert!(trace >= 0, "{}: errno {}", parameters.trace.display(), errno());
     let (index, depth, maps, line) =
         (parameters.operations.start, parameters.depth, [None; MAPS], String::new());
@@ -113,7 +112,7 @@ pub fn run(parameters: &RunParameters) {
         slots,
         maps,
         depth,
-        idle,
+        idle: -1,
         line,
     };
     interpreter.run_operations(parameters.operations.clone());

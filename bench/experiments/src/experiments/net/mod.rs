@@ -23,13 +23,13 @@ use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::apps::{Case, Effort, icecast, relay};
 use crate::clients::records::Workload;
-use crate::kit::figures::{self, CPU, LEGEND, RATE, median_column};
+use crate::kit::figures::{self, CPU, LEGEND, RATE, RatioColumn, median_column};
 use crate::kit::network::{self, Network};
 use crate::kit::processes::descendants;
 use crate::kit::{
-    Align, CommonOptions, Comparison, Experiment, Failure, Launcher, Metric, Outcome, Plot, Progress, Report,
-    ReportEntry, Result, RunningServer, Sample, Side, Slices, SlicingOptions, Table, TemporaryDirectory,
-    claim, cli_name, copies_parser, count_parser, entry, format_count, format_size, noise, processors,
+    CommonOptions, Comparison, Experiment, Failure, Launcher, Metric, Outcome, Plot, Progress, Report,
+    ReportEntry, Result, RunningServer, Sample, Side, Slices, SlicingOptions, TemporaryDirectory, claim,
+    cli_name, copies_parser, count_parser, entry, format_count, format_size, noise, processors,
     run_with_noise_reduction, seconds, size_parser,
 };
 use crate::servers::echo::command;
@@ -463,17 +463,9 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
         ("CPU, and log", "net: as without --log\nnet, log: with synced data in a log (uncopy run --log)")
     };
     let shown = std::iter::once(&Side::Plain).chain(&sides[1..]);
-    let columns: Vec<(&str, Side, Metric)> =
-        std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, RATE)).chain([(cpu, last, CPU)]).collect();
-    let headings = columns.iter().map(|(heading, ..)| (*heading, Align::Right));
-    let headings: Vec<_> = std::iter::once(("over all copied", Align::Left)).chain(headings).collect();
-    let mut bars = Table::new(&headings);
-    for comparison in comparisons {
-        let over = |(_, side, metric): &(_, Side, Metric)| {
-            figures::ratio_cell(comparison.ratio_of(*side, base, *metric))
-        };
-        bars.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
-    }
+    let bars = std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, base, RATE));
+    let columns: Vec<RatioColumn> = bars.chain([(cpu, last, base, CPU)]).collect();
+    let bars = figures::ratios_table("over all copied", comparisons, &columns);
     let p50: Metric = |sample| sample.latency_p50_us;
     let written: Metric = |sample| sample.counts.written_bytes;
     let bars_of_only =
@@ -500,31 +492,16 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
 
 /// Renders the gains by eliding on this stack.
 fn gains_table(comparisons: &[Comparison]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("net", Left),
-        ("rate over all copied", Right),
-        ("CPU over all copied", Right),
-        ("rate over heap only", Right),
-        ("rate over API copied", Right),
-        ("CPU over API copied", Right),
-        ("rate over the kernel", Right),
-        ("over the kernel, uncopy", Right),
-    ]);
-    for comparison in comparisons {
-        let over = |other, metric| figures::ratio_cell(comparison.ratio_of(Side::Net, other, metric));
-        table.row(vec![
-            comparison.title().to_owned(),
-            over(Side::NetCopying, RATE),
-            over(Side::NetCopying, CPU),
-            over(Side::NetHeapOnly, RATE),
-            over(Side::NetApiCopying, RATE),
-            over(Side::NetApiCopying, CPU),
-            over(Side::Plain, RATE),
-            over(Side::Uncopy, RATE),
-        ]);
-    }
-    table.render() + "\n"
+    const COLUMNS: [RatioColumn; 7] = [
+        ("rate over all copied", Side::Net, Side::NetCopying, RATE),
+        ("CPU over all copied", Side::Net, Side::NetCopying, CPU),
+        ("rate over heap only", Side::Net, Side::NetHeapOnly, RATE),
+        ("rate over API copied", Side::Net, Side::NetApiCopying, RATE),
+        ("CPU over API copied", Side::Net, Side::NetApiCopying, CPU),
+        ("rate over the kernel", Side::Net, Side::Plain, RATE),
+        ("over the kernel, uncopy", Side::Net, Side::Uncopy, RATE),
+    ];
+    figures::ratios_table("net", comparisons, &COLUMNS).render() + "\n"
 }
 
 /// Plots the rate relative to the kernel's TCP.

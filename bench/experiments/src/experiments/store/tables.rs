@@ -1,8 +1,8 @@
 //! Tables and plot of the experiment.
 
 use super::PREALLOCATED;
-use crate::kit::figures::{self, CPU, LEGEND, RATE, median_column};
-use crate::kit::{Align, Comparison, Metric, Plot, Sample, Side, Table};
+use crate::kit::figures::{self, CPU, LEGEND, RATE, RatioColumn, median_column};
+use crate::kit::{Comparison, Metric, Plot, Sample, Side};
 
 /// Sides with a log that has the only copy: each elides more copies than the one before.
 const ONLY_BARS: [Side; 4] = [Side::OnlyCopying, Side::OnlyHeapOnly, Side::OnlyApiCopying, Side::Only];
@@ -37,58 +37,37 @@ pub fn render(comparisons: &[Comparison]) -> String {
 /// Renders what each kind of elided copies gives with a log that has the only copy: the bars of Figure 13. `bars` are the
 /// sides, of which each elides more than the one before; the first copies everything.
 pub fn bars_table(comparisons: &[Comparison], bars: [Side; 4]) -> String {
-    use Align::{Left, Right};
     const FIGURES: [([&str; 3], Metric); 3] = [
         (["rate: heap only", "program elides", "and API"], RATE),
         (["CPU: heap only", "program elides", "and API"], CPU),
         (["own CPU: heap only", "program elides", "and API"], Sample::own_cpu_us),
     ];
     let [base, others @ ..] = bars;
-    let of_sides = |(headings, metric): &([&'static str; 3], Metric)| {
-        let metric = *metric;
-        std::iter::zip(*headings, others).map(move |(heading, side)| (heading, side, metric))
+    let of_sides = |(headings, metric): ([&'static str; 3], Metric)| {
+        std::iter::zip(headings, others).map(move |(heading, side)| (heading, side, base, metric))
     };
-    let columns: Vec<(&str, Side, Metric)> = FIGURES.iter().flat_map(of_sides).collect();
-    let headings = columns.iter().map(|(heading, ..)| (*heading, Right));
-    let mut table =
-        Table::new(&std::iter::once(("over all copied", Left)).chain(headings).collect::<Vec<_>>());
-    for comparison in comparisons.iter().filter(|comparison| comparison.sides().contains(&base)) {
-        let over = |(_, side, metric): &(_, Side, Metric)| {
-            figures::ratio_cell(comparison.ratio_of(*side, base, *metric))
-        };
-        table.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
-    }
-    table.render()
+    let columns: Vec<RatioColumn> = FIGURES.into_iter().flat_map(of_sides).collect();
+    let measured = comparisons.iter().filter(|comparison| comparison.sides().contains(&base));
+    figures::ratios_table("over all copied", measured, &columns).render()
         + "own CPU: without the service and the log's keeper, which have processors of their own elsewhere\n\n"
 }
 
 /// Renders the gains by a log; empty if none was measured.
 fn gains_table(comparisons: &[Comparison]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("uncopy, log", Left),
-        ("rate over plain", Right),
-        ("CPU over plain", Right),
-        ("p50 over plain", Right),
-        ("p99 over plain", Right),
-        ("rate over preallocated", Right),
-        ("CPU over preallocated", Right),
-    ]);
+    const COLUMNS: [RatioColumn; 6] = [
+        ("rate over plain", Side::Log, Side::Plain, RATE),
+        ("CPU over plain", Side::Log, Side::Plain, CPU),
+        ("p50 over plain", Side::Log, Side::Plain, P50),
+        ("p99 over plain", Side::Log, Side::Plain, P99),
+        ("rate over preallocated", Side::Log, PREALLOCATED, RATE),
+        ("CPU over preallocated", Side::Log, PREALLOCATED, CPU),
+    ];
     let logging: Vec<_> =
         comparisons.iter().filter(|comparison| comparison.sides().contains(&Side::Log)).collect();
-    for comparison in &logging {
-        let over = |other, metric| figures::ratio_cell(comparison.ratio_of(Side::Log, other, metric));
-        table.row(vec![
-            comparison.title().to_owned(),
-            over(Side::Plain, RATE),
-            over(Side::Plain, CPU),
-            over(Side::Plain, P50),
-            over(Side::Plain, P99),
-            over(PREALLOCATED, RATE),
-            over(PREALLOCATED, CPU),
-        ]);
+    if logging.is_empty() {
+        return String::new();
     }
-    if logging.is_empty() { String::new() } else { table.render() + "\n" }
+    figures::ratios_table("uncopy, log", logging, &COLUMNS).render() + "\n"
 }
 
 /// Plots rates relative to plain.

@@ -162,6 +162,11 @@ impl EnteringFile<'_> {
 }
 
 impl Tracked {
+    /// Whether the file in this slot of a mapped log is, or was last, the one with this device and inode.
+    fn has_had(&self, (device, inode): (u64, u64)) -> bool {
+        self.inode.load(Acquire) == inode && self.device.load(Acquire) == device
+    }
+
     /// Prepares for a file to enter the mapped log; `None`: it cannot.
     pub(in crate::program) fn enter_mapped<'a>(
         &'a self,
@@ -557,11 +562,13 @@ fn settle_alone(session: &Session, fd: ProgramFd, slot: usize, id: FileId) -> Re
 }
 
 /// Has the keeper settle a file that the program has closed.
-pub fn settle_closed(session: &Session, (device, inode): (u64, u64)) {
+pub fn settle_closed(session: &Session, inode: (u64, u64)) {
     for file in &FILES {
-        let is_it = (file.device.load(Acquire), file.inode.load(Acquire)) == (device, inode);
         let slot = file.slot();
-        if is_it && lock(&file.closing).is_some() && session.slot(slot).flags.load(Acquire) & HELD != 0 {
+        if file.has_had(inode)
+            && lock(&file.closing).is_some()
+            && session.slot(slot).flags.load(Acquire) & HELD != 0
+        {
             // Without a keeper a recovery settles the file.
             let _ = session.request(&[DROP, slot as u64, 0]);
         }

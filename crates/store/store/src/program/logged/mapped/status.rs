@@ -1,6 +1,6 @@
 //! Sizes, times, offsets and flags of files in the mapped log, which the kernel does not know yet.
 
-use super::super::{FILES, Tracked};
+use super::super::FILES;
 use super::begin_write;
 use super::inherited::settle_inherited;
 use crate::program::descriptors::{self, Kind};
@@ -33,15 +33,14 @@ pub fn mapped_status(device: u64, inode: u64) -> MappedStatus {
     let Some(session) = session().filter(|session| session.mapped().is_some()) else {
         return MappedStatus::Unknown;
     };
-    let is_it = |file: &&Tracked| file.inode.load(Acquire) == inode && file.device.load(Acquire) == device;
     let mut found = MappedStatus::Unknown;
     // A file that has been closed and opened again may have had another slot before.
-    for file in FILES.iter().filter(is_it) {
+    for file in FILES.iter().filter(|file| file.has_had((device, inode))) {
         let slot = session.slot(file.slot());
         let (len_bytes, modified_ns) = (slot.size.load(Acquire), slot.modified_ns.load(Acquire));
         let is_in_log = slot.flags.load(Acquire) & (HELD | SETTLED) == HELD;
         // Another file may have got the slot meanwhile.
-        if is_in_log && is_it(&file) {
+        if is_in_log && file.has_had((device, inode)) {
             return MappedStatus::Is { len_bytes, modified_ns };
         }
         found = MappedStatus::AskAgain;
