@@ -59,7 +59,7 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
 }
 
 /// Creates a directory that only its owner can enter, or accepts an existing one.
-fn make_private(directory: &Path) -> io::Result<()> {
+pub(super) fn make_private(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}

@@ -1,5 +1,6 @@
 //! Memory behind the logs of `--log-mode only`, as the kernel reports it.
 
+use super::keeper::make_private;
 use crate::output::{Quoted, Reason};
 use std::path::Path;
 use uncopy_store::mapped::file::{Backing, backing_in};
@@ -25,5 +26,21 @@ pub fn of_logs(directory: &Path, emulates_dax: bool) -> Result<Backing, String> 
             "--log-mode only needs a directory on a file system with DAX (mount -o dax=always), and {name} is not on \
              one; leave out --log-mode, or, for an experiment, add --log-emulate-dax --log /dev/shm/log"
         )),
+    }
+}
+
+/// Returns what backs the service's memory in a directory of logs, which is created if missing.
+///
+/// # Errors
+/// The reason why logs cannot refer to memory there, as the rest of a sentence.
+pub fn of_service(directory: &Path) -> Result<Backing, String> {
+    let name = Quoted(directory.as_os_str());
+    make_private(directory).map_err(|error| format!("--memory-dir {name}: {}", Reason(&error)))?;
+    match backing_in(directory) {
+        Ok(Backing::Unsuitable) => Err(format!(
+            "--memory-dir needs a directory of logs on a file system with DAX (mount -o dax=always) or, for an \
+             experiment, on tmpfs, and {name} is on neither"
+        )),
+        backing => backing.map_err(|errno| format!("{name}: {}", Reason(&errno.into()))),
     }
 }

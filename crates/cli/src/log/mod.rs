@@ -2,7 +2,7 @@
 
 pub mod keeper;
 mod mapped;
-mod memory;
+pub mod memory;
 mod wait;
 
 use crate::args;

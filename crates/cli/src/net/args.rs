@@ -16,6 +16,7 @@ pub const SOCKET: &str = "socket";
 pub const PCAP: &str = "pcap";
 pub const API_COPIES: &str = "api-copies";
 pub const MEMORY: &str = "memory";
+pub const MEMORY_DIR: &str = "memory-dir";
 pub const CONGESTION: &str = "congestion";
 pub const ECN: &str = "ecn";
 pub const JSON: &str = "json";
@@ -130,6 +131,11 @@ pub fn command() -> Command {
             value(MEMORY, "SIZE", "Memory shared with programs (16M to 64G)")
                 .default_value("256M")
                 .value_parser(|text: &str| size::parse_within::<u64>(text, 16 << 20..=64 << 30)),
+        )
+        .arg(
+            value(MEMORY_DIR, "DIR", "Keep that memory in DIR, the directory of 'run --log DIR --log-mode only', so that logs refer to what arrives")
+                .value_parser(value_parser!(OsString))
+                .value_hint(ValueHint::DirPath),
         )
         .arg(
             value(CONGESTION, "cubic|newreno", "Congestion control")

@@ -1,6 +1,7 @@
 //! `uncopy net --tun …` and `--xdp …`: the service itself.
 
 use super::{args, device};
+use crate::log;
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use uncopy_net::message::{MAX_PREFIXES, Prefix};
 use uncopy_netd::service::Service;
 use uncopy_netd::settings::Settings;
+use uncopy_store::mapped::file::Backing;
 use uncopy_tcp::config::{CongestionControl, Ecn};
 
 /// Reason why an option has a value even if the user gives none.
@@ -76,6 +78,19 @@ pub fn main(matches: &ArgMatches) -> u8 {
         output::print_message(format_args!("cannot drop privileges: {}", Reason(&error)));
         return EXIT_FAILURE;
     }
+    if let Some(directory) = matches.get_one::<OsString>(args::MEMORY_DIR).map(Path::new) {
+        match log::memory::of_service(directory) {
+            Err(why) => {
+                output::print_message(why);
+                return EXIT_FAILURE;
+            }
+            Ok(Backing::Emulated) => output::print_message(format_args!(
+                "memory in {} emulates DAX: nothing there survives power loss",
+                Quoted(directory.as_os_str())
+            )),
+            Ok(_) => {}
+        }
+    }
     // Each connection takes a descriptor.
     os::raise_descriptor_limit();
     let service = match Service::begin(service_settings(matches, &control, &prefixes), link) {
@@ -121,6 +136,7 @@ fn service_settings(matches: &ArgMatches, control: &Path, prefixes: &[Prefix]) -
         prefixes: prefixes.to_vec(),
         makes_api_copies: value(args::API_COPIES) == "make",
         memory_bytes: usize::try_from(memory_bytes).expect("at most 64 GiB"),
+        memory_directory: matches.get_one::<OsString>(args::MEMORY_DIR).and_then(|dir| std::path::absolute(dir).ok()),
         max_connections: uncopy_net::state_table::MAX_CONNECTIONS,
         congestion_control: match value(args::CONGESTION) {
             "newreno" => CongestionControl::NewReno,

@@ -37,7 +37,7 @@ pub(crate) fn detach(peers: &Peers, ends: &Ends) -> Result<(), Errno> {
         }
     }
     known.iter().try_for_each(|peer| peer.detach_chunks())?;
-    known.iter().for_each(|peer| peers.remove(peer.id()));
+    known.iter().for_each(|peer| peers.remove(peer.id(), &[]));
     Ok(())
 }
 

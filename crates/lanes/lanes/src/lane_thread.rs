@@ -6,6 +6,7 @@
 
 extern crate alloc;
 use crate::board::{Board, MAX_LINKS};
+use crate::chunks::{Chunks, each_round};
 use crate::detach::detach;
 use crate::ends::{End, Ends, RemoteEnd};
 use crate::peers::{Peer, Peers};
@@ -110,7 +111,7 @@ pub struct LaneThread {
     board: SharedMemory,
     listener: OwnFd,
     links: BTreeMap<OwnRef, Link>,
-    chunks: Vec<SharedMemory>,
+    chunks: Chunks,
 }
 
 /// Reason for closing a link.
@@ -134,7 +135,8 @@ impl LaneThread {
         others: impl FnOnce() -> Vec<(u64, CString)>,
     ) -> Result<Self, Errno> {
         let listener = seqpacket::listen(path)?;
-        let mut service = Self { lanes, board, listener, links: BTreeMap::new(), chunks: Vec::new() };
+        let chunks = Chunks::default();
+        let mut service = Self { lanes, board, listener, links: BTreeMap::new(), chunks };
         for (process, name) in others().iter().filter(|(process, _)| *process != lanes.peers.id()) {
             match seqpacket::connect(name) {
                 Ok(fd) => service.greet(fd, Some(*process)),
@@ -163,7 +165,7 @@ impl LaneThread {
             end.await_references();
         }
         self.board.make_private()?;
-        self.chunks.iter().try_for_each(SharedMemory::make_private)?;
+        self.chunks.all().iter().try_for_each(SharedMemory::make_private)?;
         detach(&self.lanes.peers, &self.lanes.ends)
     }
 
@@ -186,9 +188,11 @@ impl LaneThread {
         }
         self.lanes.peers.read_returns();
         self.lanes.peers.forget_gone(|process| self.lanes.ends.may_receive_from(process));
+        self.chunks.release_logged(&self.lanes.peers.pool);
         if self.lanes.peers.pool.take_chunk_request() {
             self.add_chunk();
         }
+        each_round();
         let silent: Vec<OwnRef> =
             self.links.iter_mut().filter_map(|(fd, link)| (!link.send_waiting()).then_some(*fd)).collect();
         for fd in silent {
@@ -210,7 +214,7 @@ impl LaneThread {
         let mut link = Link { fd, part, to, peer: None, waiting: VecDeque::new() };
         let greeting = Message::Greeting { process: self.lanes.peers.id(), link: part as u32 };
         link.send_message(&greeting, self.board.fd());
-        for (number, chunk) in self.chunks.iter().enumerate() {
+        for (number, chunk) in self.chunks.all().iter().enumerate() {
             link.send_message(&Message::Chunk { number: number as u32 }, chunk.fd());
         }
         self.links.insert(key, link);
@@ -246,7 +250,8 @@ impl LaneThread {
                     self.greeted(fd, process, link, board)?;
                 }
                 (Some(Message::Chunk { number }), Some(chunk)) => {
-                    let chunk = SharedMemory::map_others(chunk, CHUNK_BYTES).map_err(|_| Ending::Broken)?;
+                    let chunk = SharedMemory::map_others_or_file(chunk, CHUNK_BYTES);
+                    let chunk = chunk.map_err(|_| Ending::Broken)?;
                     let peer = link.peer.as_ref().filter(|peer| peer.chunks() == number);
                     peer.filter(|_| number < MAX_PEERS_CHUNKS).ok_or(Ending::Broken)?.add_chunk(chunk);
                 }
@@ -293,7 +298,7 @@ impl LaneThread {
         }
         own.begin(process);
         link.peer = Some(peer);
-        if self.chunks.is_empty() {
+        if self.chunks.all().is_empty() {
             // The chunk takes no memory before it is used.
             let _ = self.lanes.peers.pool.request_chunk();
         }
@@ -311,12 +316,12 @@ impl LaneThread {
     }
 
     fn add_chunk(&mut self) {
-        let Ok(chunk) = SharedMemory::make(c"uncopy-lane", CHUNK_BYTES) else { return };
+        let Ok(chunk) = self.chunks.make() else { return };
         let number = self.lanes.peers.pool.add_chunk(chunk.base());
         for link in self.links.values_mut() {
             link.send_message(&Message::Chunk { number }, chunk.fd());
         }
-        self.chunks.push(chunk);
+        self.chunks.add(chunk);
     }
 
     fn drop_link(&mut self, fd: OwnRef, ending: &Ending) {
@@ -329,7 +334,7 @@ impl LaneThread {
                     "uncopy: a peer process sent an invalid message; its lanes end\n"
                 ));
             }
-            self.lanes.peers.remove(peer.id());
+            self.lanes.peers.remove(peer.id(), &self.chunks.logged_by(peer.id()));
             self.lanes.ends.unbind(self.lanes.board);
         }
     }

@@ -38,6 +38,8 @@
 pub mod begin;
 pub mod board;
 #[cfg(not(loom))]
+pub mod chunks;
+#[cfg(not(loom))]
 pub mod copies;
 #[cfg(not(loom))]
 pub mod descriptors;

@@ -19,6 +19,9 @@ use uncopy_sys::thread::now_ms;
 /// Minimum time, milliseconds, for which memory of a closed link stays mapped: others notice its end later.
 const GONE_MS: u64 = 10_000;
 
+/// Whether memory of a peer lies in files to which logs can refer.
+static HAS_FILES: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+
 /// This process's mappings of a peer's memory.
 struct Mapped {
     /// Chunks of the peer, by number.
@@ -127,9 +130,25 @@ impl Peer {
 
     /// Adds the peer's next chunk.
     pub fn add_chunk(&self, chunk: SharedMemory) {
+        if chunk.inode().is_some() {
+            HAS_FILES.store(true, Relaxed);
+        }
         let mut mapped = self.mapped.lock();
         mapped.chunks.push(chunk);
         self.own.publish_mapped_chunks(mapped.chunks.len() as u32);
+    }
+
+    fn has_file(&self, inode: u64) -> bool {
+        self.mapped.lock().chunks.iter().any(|chunk| chunk.inode() == Some(inode))
+    }
+
+    fn file_of(&self, address: usize, len_bytes: usize) -> Option<(u64, u64)> {
+        let mapped = self.mapped.lock();
+        mapped.chunks.iter().find_map(|chunk| {
+            let at = address.checked_sub(chunk.base())?;
+            let is_within = at.checked_add(len_bytes)? <= chunk.len_bytes();
+            Some((chunk.inode().filter(|_| is_within)?, at as u64))
+        })
     }
 
     /// Returns the number of the peer's chunks that are mapped.
@@ -345,12 +364,14 @@ impl Peers {
         self.all.lock().iter().find(|peer| peer.id == id).cloned()
     }
 
-    /// Removes a closed link: applies the peer's remaining returns, then drops everything that it held.
-    pub fn remove(&self, id: u64) {
+    /// Removes a closed link: applies the peer's remaining returns, then drops everything that it held, except in the
+    /// `logged` chunks.
+    pub fn remove(&self, id: u64, logged: &[u32]) {
         let mut all = self.all.lock();
         if let Some(at) = all.iter().position(|peer| peer.id == id) {
             all[at].close();
             self.read_all_returns(&all);
+            logged.iter().for_each(|chunk| self.pool.keep_logged(*chunk, id));
             let peer = all.swap_remove(at);
             self.pool.forget(id);
             self.gone.lock().push((now_ms(), peer));
@@ -378,6 +399,25 @@ impl Peers {
             let is_known = |peer: &Arc<Peer>| Arc::strong_count(peer) > 1;
             self.gone.lock().retain(|(_, peer)| is_known(peer) || !unneeded.contains(&peer.id));
         }
+    }
+
+    /// Whether memory of peers lies, or lay, in files to which logs can refer.
+    #[must_use]
+    pub fn has_files(&self) -> bool {
+        HAS_FILES.load(Relaxed)
+    }
+
+    /// Whether a peer has a file with this inode.
+    #[must_use]
+    pub fn has_file(&self, inode: u64) -> bool {
+        self.all.lock().iter().any(|peer| peer.has_file(inode))
+    }
+
+    /// Returns the file that bytes of a peer's memory lie in, by its inode, and their offset there; `None`: they lie in
+    /// no file to which logs can refer.
+    #[must_use]
+    pub fn file_of(&self, address: usize, len_bytes: usize) -> Option<(u64, u64)> {
+        self.all.lock().iter().find_map(|peer| peer.file_of(address, len_bytes))
     }
 
     /// Returns the linked peers, and those that are gone and not forgotten.

@@ -7,6 +7,7 @@ use crate::runs::{RunHolders, RunId};
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, pages_up};
 use uncopy_core::bounds::MAX_SHARED_BYTES;
 use uncopy_core::extents::Extents;
+use uncopy_core::random::splitmix64;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -37,6 +38,21 @@ struct Inner {
     chunks: Vec<Chunk>,
     used_pages: usize,
     ledger: RunHolders,
+    /// What logs may refer to although its holder has ended.
+    logged: Vec<Logged>,
+    /// Number of entries that `logged` has ever had.
+    ever_logged: u64,
+}
+
+/// Runs of a chunk that a peer held when it ended, and that the records of its log may refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// Number of the chunk.
+    pub chunk: u32,
+    /// Id of the peer.
+    pub peer: u64,
+    /// Id that holds the runs in place of the peer.
+    holder: u64,
 }
 
 /// Chunks of this process and the holders of their runs.
@@ -60,7 +76,8 @@ impl Pool {
     /// Returns a pool without memory.
     #[must_use]
     pub const fn new() -> Self {
-        let inner = Inner { chunks: Vec::new(), used_pages: 0, ledger: RunHolders::new() };
+        let ledger = RunHolders::new();
+        let inner = Inner { chunks: Vec::new(), used_pages: 0, ledger, logged: Vec::new(), ever_logged: 0 };
         Self {
             inner: Guarded::new(inner),
             is_short: AtomicBool::new(false),
@@ -161,6 +178,29 @@ impl Pool {
         for (id, free) in inner.ledger.forget(peer) {
             inner.give(id.chunk, free);
         }
+    }
+
+    /// Keeps what a peer that has ended held of a chunk, until [`Pool::release_logged`].
+    pub fn keep_logged(&self, chunk: u32, peer: u64) {
+        let inner = &mut *self.inner.lock();
+        // Another id than any process's, which are random.
+        inner.ever_logged += 1;
+        let holder = splitmix64(peer ^ splitmix64(inner.ever_logged));
+        if inner.ledger.hold_with(chunk, peer, holder) > 0 {
+            inner.logged.push(Logged { chunk, peer, holder });
+        }
+    }
+
+    /// Returns what is kept for logs.
+    #[must_use]
+    pub fn logged(&self) -> Vec<Logged> {
+        self.inner.lock().logged.clone()
+    }
+
+    /// Releases what was kept for a log that does not refer to it any more.
+    pub fn release_logged(&self, logged: Logged) {
+        self.forget(logged.holder);
+        self.inner.lock().logged.retain(|other| *other != logged);
     }
 
     /// Holds bytes of this process, known to peers as `this`, to which a reference has come back; returns their
@@ -277,6 +317,29 @@ mod tests {
         assert_eq!(pool.alloc(CHUNK_PAGES), None, "it is held");
         pool.unclaim(run.id, THIS);
         assert!(pool.alloc(CHUNK_PAGES).is_some());
+    }
+
+    #[test]
+    fn what_a_log_may_refer_to_outlives_its_holder() {
+        const PEER: u64 = 5;
+        let pool = Pool::new();
+        for base in [0x10_0000, 0x90_0000] {
+            pool.add_chunk(base);
+        }
+        let runs = [(); 2].map(|()| pool.alloc(CHUNK_PAGES).expect("room"));
+        pool.hold(runs[0].id, PEER);
+        pool.hold(runs[0].id, PEER);
+        pool.hold(runs[1].id, PEER);
+        pool.end(runs[0].id);
+        pool.keep_logged(0, PEER);
+        pool.keep_logged(0, PEER + 1);
+        pool.forget(PEER);
+        pool.end(runs[1].id);
+        assert_eq!(pool.alloc(1).map(|run| run.id.chunk), Some(1), "no log may refer to that chunk");
+        let [logged] = pool.logged()[..] else { panic!("{:?}", pool.logged()) };
+        assert_eq!((logged.chunk, logged.peer), (0, PEER));
+        pool.release_logged(logged);
+        assert_eq!((pool.logged(), pool.alloc(CHUNK_PAGES).map(|run| run.id)), (vec![], Some(runs[0].id)));
     }
 
     #[test]

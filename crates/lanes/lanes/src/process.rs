@@ -192,6 +192,12 @@ impl Process {
         }
     }
 
+    /// Returns the linked processes.
+    #[must_use]
+    pub const fn peers(&self) -> &crate::peers::Peers {
+        &self.lanes().peers
+    }
+
     pub(crate) const fn lanes(&self) -> &Lanes {
         &self.lanes
     }

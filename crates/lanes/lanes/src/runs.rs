@@ -171,6 +171,14 @@ impl RunHolders {
         free.into_iter().filter_map(|id| Some((id, self.take_free(id)?))).collect()
     }
 
+    /// Has `holder` hold each run of a chunk that a peer holds, once. Returns how many.
+    pub fn hold_with(&mut self, chunk: u32, peer: u64, holder: u64) -> usize {
+        let first = RunId { chunk, page: 0 };
+        let of_chunk = self.runs.range_mut(first..=RunId { chunk, page: u32::MAX });
+        let held = of_chunk.filter(|(_, run)| run.times(peer) > 0);
+        held.map(|(_, run)| run.count(holder, 1)).count()
+    }
+
     /// Removes the run if nobody uses it.
     fn take_free(&mut self, id: RunId) -> Option<ArenaPages> {
         self.runs.get(&id).filter(|run| run.is_free())?;

@@ -317,7 +317,7 @@ fn what_comes_back_is_held_also_when_who_sent_it_is_gone() {
     let back = pass(&pass(&at_b, &b, &c), &c, &a);
     a.peers.release(held);
     b.peers.release(at_b);
-    [2, 3].into_iter().for_each(|id| a.peers.remove(id));
+    [2, 3].into_iter().for_each(|id| a.peers.remove(id, &[]));
     let again = a.fill(&[9; 5000]).expect("room");
     // SAFETY: `back` holds 5,000 bytes, which stay mapped and unchanged until it is released.
     assert_eq!(unsafe { std::slice::from_raw_parts(back.address() as *const u8, 5000) }, [7; 5000]);
@@ -414,7 +414,7 @@ fn a_process_that_ends_holds_nothing_any_more() {
     assert_eq!(send(&Wire(&stream), &[piece], &sender.board.slots[0], target, &sender.peers), Some(Ok(9000)));
     sender.peers.release(held);
     assert_eq!(sender.peers.pool.usage(), (1, 1));
-    sender.peers.remove(22);
+    sender.peers.remove(22, &[]);
     assert_eq!(sender.peers.pool.usage(), (1, 0));
 }
 
@@ -430,7 +430,7 @@ fn what_a_process_has_announced_is_received_after_its_end() {
     let piece = Piece::Shared { held: &held, offset_bytes: 0, len_bytes: 9000 };
     assert_eq!(send(&Wire(&stream), &[piece], &sender.board.slots[0], target, &sender.peers), Some(Ok(9000)));
     let gone = reader.peers.find(21).expect("linked");
-    reader.peers.remove(21);
+    reader.peers.remove(21, &[]);
     let far = gone.slot(0).expect("a slot").sending.of(0);
     let mut receiver = Receiver::default();
     assert!(receiver.has_announced_of(far, 21) && !receiver.has_announced_of(far, 22));
@@ -445,14 +445,14 @@ fn what_a_process_has_announced_is_received_after_its_end() {
 fn of_two_links_that_were_made_at_once_the_one_that_stayed_is_remembered() {
     let [sender, reader] = [Process::new(21), Process::new(22)];
     reader.link(4, &sender, 2);
-    reader.peers.remove(21);
+    reader.peers.remove(21, &[]);
     sender.link(3, &reader, 5);
     reader.link(5, &sender, 3);
     sender.add_chunk(&[&reader]);
     let held = sender.fill(&[8; 9000]).expect("room");
     let peer = sender.peers.find(22).expect("linked");
     let reference = sender.peers.share(&held, 0, 9000, &peer).expect("it has that memory");
-    reader.peers.remove(21);
+    reader.peers.remove(21, &[]);
     let found = reader.peers.resolve(&Announcement { at: 0, reference }).expect("it is still mapped");
     // SAFETY: `found` holds 9,000 bytes, which stay mapped and unchanged until it is released.
     assert_eq!(unsafe { std::slice::from_raw_parts(found.address() as *const u8, 9000) }, [8; 9000]);

@@ -388,6 +388,7 @@ mod tests {
             prefixes: Vec::new(),
             makes_api_copies: false,
             memory_bytes: 1 << 20,
+            memory_directory: None,
             max_connections: 16,
             congestion_control: CongestionControl::Cubic,
             ecn: Ecn::Off,

@@ -18,7 +18,8 @@ pub struct Directory {
     pub control: OwnFd,
 }
 
-fn name(path: &Path) -> Result<CString, Errno> {
+/// Returns a path for system calls.
+pub(crate) fn name(path: &Path) -> Result<CString, Errno> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
 }
 

@@ -5,7 +5,7 @@ mod packets;
 mod streams;
 
 use crate::connection::Connection;
-use crate::directory::Directory;
+use crate::directory::{Directory, name};
 use crate::listeners::Listeners;
 use crate::packet_buffer::PacketBuffer;
 use crate::payload::Bytes;
@@ -118,6 +118,9 @@ impl Service {
         let signals = signals()?;
         let directory = Directory::make(&settings.control)?;
         let scope = Scope::parse(b"unix").expect("it is one");
+        if let Some(directory) = &settings.memory_directory {
+            uncopy_lanes::chunks::make_in_directory(name(directory)?)?;
+        }
         uncopy_lanes::lane_thread::trust_all();
         uncopy_lanes::begin::begin(&directory.paths.lanes, scope, settings.memory_bytes)?;
         let process = process().ok_or_else(|| io::Error::other("lanes have not begun"))?;
@@ -178,6 +181,12 @@ impl Service {
     /// # Errors
     /// The error of epoll_wait(2) or of the link.
     pub fn run(mut self) -> io::Result<()> {
+        let result = self.serve_all();
+        uncopy_lanes::chunks::remove_files();
+        result
+    }
+
+    fn serve_all(&mut self) -> io::Result<()> {
         // Locks of lanes require blocked signals; the signals that end the loop arrive by descriptor.
         let _critical = Critical::enter();
         loop {

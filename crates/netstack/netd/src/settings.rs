@@ -17,6 +17,9 @@ pub struct Settings {
     pub makes_api_copies: bool,
     /// Size of shared memory, in bytes. Copies of short payloads may use as much again.
     pub memory_bytes: usize,
+    /// Private directory of logs in whose files the shared memory is to lie, so that records can refer to what arrives;
+    /// `None`: it lies in no directory.
+    pub memory_directory: Option<PathBuf>,
     /// Maximum number of connections.
     pub max_connections: usize,
     /// Default congestion control of connections.

@@ -111,6 +111,18 @@ pub fn duplicate_high(fd: impl Descriptor) -> Option<OwnFd> {
     })
 }
 
+/// Duplicates a descriptor of the process's first thread into the calling thread's own table (`pidfd_getfd`, Linux 5.6).
+///
+/// # Errors
+/// Errors of `pidfd_open` and `pidfd_getfd`.
+pub fn duplicate_from_first(number: i32) -> Result<OwnFd, Errno> {
+    let process = std::process::id();
+    // SAFETY: pidfd_open(2) takes only integers and returns a new descriptor.
+    let process = OwnFd::from_result(unsafe { kernel!(Open, syscall!(libc::SYS_pidfd_open, process, 0)) })?;
+    // SAFETY: pidfd_getfd(2) takes only integers and returns a new descriptor.
+    OwnFd::from_result(unsafe { kernel!(Open, syscall!(libc::SYS_pidfd_getfd, &process, number, 0)) })
+}
+
 /// Whether a descriptor is closed on exec; `None` if it is not open.
 #[must_use]
 pub fn closes_on_exec(fd: impl Descriptor) -> Option<bool> {

@@ -225,6 +225,20 @@ pub fn link_unnamed(fd: impl Descriptor, path: &CStr) -> Result<(), Errno> {
     check(named).map(drop)
 }
 
+/// Gives a file, which may have been opened with `O_TMPFILE`, a name in an open directory.
+///
+/// # Errors
+/// Errors of linkat(2).
+pub fn link_into(fd: impl Descriptor, directory: impl Descriptor, name: &CStr) -> Result<(), Errno> {
+    let link = link_of(fd)?;
+    let (here, flags) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+    // SAFETY: `link` and `name` are NUL-terminated and live through the call; linkat(2) only reads them.
+    let named = unsafe {
+        kernel!(Name, syscall!(libc::SYS_linkat, here, link.as_ptr(), directory, name.as_ptr(), flags))
+    };
+    check(named).map(drop)
+}
+
 /// Lets the kernel drop the clean cached pages of a file (`POSIX_FADV_DONTNEED`).
 pub fn drop_cached(fd: impl Descriptor) {
     // SAFETY: posix_fadvise(2) takes only integers, and DONTNEED loses no data.
@@ -395,10 +409,11 @@ pub fn reserve(fd: impl Descriptor, offset: u64, len_bytes: u64) -> Result<(), E
     check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, mode, offset, len_bytes)) }).map(drop)
 }
 
-/// Returns the path of an open file's link in `/proc`, NUL-terminated.
+/// Returns the path of an open file's link in `/proc`, NUL-terminated: in the calling thread's table, which is its own for
+/// threads of the library.
 fn link_of(fd: impl Descriptor) -> Result<[u8; 32], Errno> {
     let mut link = [0; 32];
-    std::io::Write::write_fmt(&mut &mut link[..], format_args!("/proc/self/fd/{}\0", fd.number()))
+    std::io::Write::write_fmt(&mut &mut link[..], format_args!("/proc/thread-self/fd/{}\0", fd.number()))
         .map_err(|_| Errno::EINVAL)?;
     Ok(link)
 }

@@ -48,14 +48,7 @@ impl HoldingPipe {
     /// # Errors
     /// Errors of `pidfd_open` and `pidfd_getfd`; EBADF if the number there is another file's.
     pub fn adopt(self) -> Result<Self, Errno> {
-        let process = std::process::id();
-        // SAFETY: pidfd_open(2) takes only integers and returns a new descriptor.
-        let process =
-            OwnFd::from_result(unsafe { kernel!(Open, syscall!(libc::SYS_pidfd_open, process, 0)) })?;
-        // SAFETY: pidfd_getfd(2) takes only integers and returns a new descriptor.
-        let own = OwnFd::from_result(unsafe {
-            kernel!(Open, syscall!(libc::SYS_pidfd_getfd, &process, self.fd, 0))
-        })?;
+        let own = crate::fd::duplicate_from_first(self.fd)?;
         if identity(own.number()) != Some(self.identity) {
             return Err(Errno(libc::EBADF));
         }

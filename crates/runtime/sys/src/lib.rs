@@ -58,6 +58,8 @@ pub mod lineage;
 pub mod lock;
 mod maps;
 pub mod mem;
+#[cfg(not(loom))]
+pub mod memory_file;
 pub mod messages;
 pub mod objects;
 pub mod owner;

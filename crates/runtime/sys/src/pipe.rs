@@ -34,32 +34,13 @@ pub(crate) fn open_both_ways() -> Result<OwnFd, Errno> {
     // SAFETY: pipe2(2) writes two descriptors, for which `ends` has room.
     check(unsafe { kernel!(Open, syscall!(libc::SYS_pipe2, ends.as_mut_ptr(), flags)) })?;
     let [end, _other] = ends.map(OwnFd::new);
-    let both = reopen(&end)?;
+    let both = crate::file::reopen(&end, libc::O_RDWR | libc::O_NONBLOCK)?;
     let high = MIN_NUMBERS.into_iter().find_map(|least| {
         // SAFETY: fcntl(2) takes only integers and returns a new descriptor.
         let made = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, &both, libc::F_DUPFD_CLOEXEC, least)) };
         OwnFd::from_result(made).ok()
     });
     high.ok_or(Errno(libc::EMFILE))
-}
-
-/// Opens the pipe with reading end `end` in both directions.
-fn reopen(end: &OwnFd) -> Result<OwnFd, Errno> {
-    // "/proc/self/fd/" and ten digits, without formatting, which may allocate.
-    let mut path = *b"/proc/self/fd/0000000000\0";
-    let mut rest = end.number();
-    for digit in path[14..24].iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    // The kernel does not accept leading zeroes there.
-    let zeroes = path[14..23].iter().take_while(|digit| **digit == b'0').count();
-    path.copy_within(14 + zeroes..25, 14);
-    let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: `path` is NUL-terminated and lives through the call; openat(2) only reads it.
-    OwnFd::from_result(unsafe {
-        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
-    })
 }
 
 /// Enlarges a new pipe, as far as the limits of a user's pipes allow. Returns the number of page fragments

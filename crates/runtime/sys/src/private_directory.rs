@@ -221,6 +221,22 @@ impl PrivateDirectory {
         judge(&file::status(&fd)?, kind, is_accepted).map(|()| fd)
     }
 
+    /// Opens a file as [`PrivateDirectory::open_file`] does, which may have other names too.
+    ///
+    /// # Errors
+    /// [`DirectoryError`] if the file is not like that, or the kernel fails.
+    pub fn open_file_linked(
+        &self,
+        name: &CStr,
+        kind: FileKind,
+        access: i32,
+    ) -> Result<OwnFd, DirectoryError> {
+        let flags = access | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let fd = file::open_at(&self.fd, name, flags, 0)?;
+        let status = file::status(&fd)?;
+        judge(&Status { links: 1, ..status }, kind, |user| user == self.owner).map(|()| fd)
+    }
+
     /// Creates a file that only its owner can read, open for reading and writing, in place of any old one.
     ///
     /// # Errors

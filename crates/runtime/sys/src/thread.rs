@@ -242,6 +242,13 @@ pub(crate) fn has(role: Role) -> bool {
     id_of(role).load(Relaxed) != 0
 }
 
+/// Whether the calling thread is one of the library.
+#[must_use]
+pub fn is_of_library() -> bool {
+    let own = crate::lock::thread_id();
+    [&HANDLER, &TWIN, &LANES].iter().any(|id| id.load(Relaxed) == own)
+}
+
 /// Whether any thread of the library exists.
 #[must_use]
 pub fn has_library_threads() -> bool {

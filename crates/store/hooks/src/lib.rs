@@ -96,6 +96,9 @@ pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool, memory: Opti
             // The kernel knows neither the offset nor the last bytes of a file in such a log.
             handle_all_stream_io();
         }
+        if memory.is_some_and(|memory| memory.refers) {
+            optimistic::release_regularly();
+        }
         if memory.is_some_and(|memory| memory.receives && memory.refers) {
             optimistic::switch_on();
         }

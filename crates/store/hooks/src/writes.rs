@@ -3,10 +3,11 @@
 use crate::cancellation;
 use crate::counts::count_append;
 use crate::leaving::settle;
-use crate::optimistic;
+use crate::optimistic::{self, ReceivedSegments};
 use core::cell::Cell;
 use libc::ssize_t;
 use uncopy_engine::call::output::{Output, is_candidate};
+use uncopy_store::program::received::Received;
 use uncopy_store::program::{self as store, Appended, OngoingWrite, Place};
 use uncopy_sys::descriptor::ProgramFd;
 use uncopy_sys::errno;
@@ -79,8 +80,8 @@ fn write_logged(
 /// Appends a write to a mapped log, without a call that a signal could interrupt.
 fn append(fd: ProgramFd, at: Place, parts: &[Part], mut write: store::MappedWrite) -> (Appended, usize) {
     let appended = Cell::new(Appended::Leave);
-    let call = |parts: &[Part]| {
-        appended.set(write.append(at, parts));
+    let call = |parts: &[Part], received: Option<&dyn Received>| {
+        appended.set(write.append(at, parts, received));
         if let Appended::Written(len_bytes) = appended.get() { len_bytes as ssize_t } else { -1 }
     };
     write_gathered(fd, parts, call, optimistic::note_logged);
@@ -92,7 +93,7 @@ fn append(fd: ProgramFd, at: Place, parts: &[Part], mut write: store::MappedWrit
 fn write_mapped(fd: ProgramFd, at: Place, parts: &[Part], real: Real<'_>) -> ssize_t {
     let mut appended_bytes = None;
     let written = uninterrupted(|| {
-        let call = |parts: &[Part]| {
+        let call = |parts: &[Part], _: Option<&dyn Received>| {
             let result = store::write_mapped(fd, at, parts, real);
             if result.is_in_log {
                 appended_bytes = Some(result.written as usize);
@@ -126,7 +127,7 @@ fn write_under(
     real: Real<'_>,
     write: store::LoggedWrite,
 ) -> ssize_t {
-    let call = |parts: &[Part]| {
+    let call = |parts: &[Part], _: Option<&dyn Received>| {
         let written = real(parts);
         if let Ok(len_bytes) = usize::try_from(written) {
             let _errno = errno::SavedErrno::new();
@@ -139,18 +140,19 @@ fn write_under(
     write_gathered(fd, parts, call, |_, _| {})
 }
 
-/// Calls `call` with the parts' bytes where they lie: views of the engine are gathered, and `note` is told of them.
+/// Calls `call` with the parts' bytes where they lie, and with what arrived in the service's memory: views of the engine
+/// are gathered, and `note` is told of them.
 fn write_gathered(
     fd: ProgramFd,
     parts: &[Part],
-    call: impl FnOnce(&[Part]) -> ssize_t,
+    call: impl FnOnce(&[Part], Option<&dyn Received>) -> ssize_t,
     note: impl FnOnce(&Output, usize),
 ) -> ssize_t {
-    if !is_candidate(parts) {
-        return call(parts);
-    }
-    let Some(output) = Output::begin(fd, parts) else { return call(parts) };
-    let written = output.call(call);
+    let gathered = if is_candidate(parts) { Output::begin(fd, parts) } else { None };
+    let Some(output) = gathered else { return call(parts, None) };
+    let received = ReceivedSegments::of(&output);
+    let received = received.as_ref().map(|received| -> &dyn Received { received });
+    let written = output.call(|parts| call(parts, received));
     match usize::try_from(written) {
         Ok(len_bytes) => {
             note(&output, len_bytes);

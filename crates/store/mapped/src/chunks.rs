@@ -8,10 +8,12 @@ use std::collections::{BTreeMap, VecDeque};
 /// Chunks that records may refer to, by stable numbers.
 pub trait Chunks {
     /// Memory of a chunk.
-    type Memory: Persistent;
+    type Memory<'a>: Persistent
+    where
+        Self: 'a;
 
     /// Returns the memory of a chunk; `None`: there is no such chunk.
-    fn memory(&self, chunk: u32) -> Option<&Self::Memory>;
+    fn memory(&self, chunk: u32) -> Option<Self::Memory<'_>>;
 
     /// Whether a range lies within a chunk. Numbers and offsets may come from damaged memory.
     fn has(&self, chunk: u32, at: u64, len_bytes: usize) -> bool {
@@ -23,7 +25,10 @@ pub trait Chunks {
 
 /// Chunks numbered from 0. An empty slice is a log without references.
 impl<M: Persistent> Chunks for [M] {
-    type Memory = M;
+    type Memory<'a>
+        = &'a M
+    where
+        M: 'a;
 
     fn memory(&self, chunk: u32) -> Option<&M> {
         self.get(chunk as usize)

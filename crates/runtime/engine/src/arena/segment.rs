@@ -203,6 +203,12 @@ impl SharedBytes {
         self.address
     }
 
+    /// Number of bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
     /// The owner of the shared bytes.
     #[must_use]
     pub fn owner(&self) -> &(dyn Any + Send + Sync) {

@@ -339,6 +339,18 @@ impl Output {
         }
     }
 
+    /// Returns the segments of the parts that lie in shared memory. Not to be called during the system call.
+    #[must_use]
+    pub fn shared_segments(&self) -> smallvec::SmallVec<[Segment; 4]> {
+        let mut shared = smallvec::SmallVec::<[Segment; 4]>::new();
+        self.for_each_segment(usize::MAX, |segment, _, _, _| {
+            if segment.shared().is_some() && shared.last() != Some(segment) {
+                shared.push(segment.clone());
+            }
+        });
+        shared
+    }
+
     /// Records that the first `sent_bytes` bytes went where shared memory can go by reference: later inputs of the same
     /// sites, of `min_bytes` and more, may be received there.
     pub fn record_leaving(&self, exit: Exit, sent_bytes: usize, min_bytes: usize) {

@@ -50,6 +50,15 @@ impl FileMapping {
         self.len_bytes
     }
 
+    /// Unmaps the file.
+    ///
+    /// # Safety
+    /// Nothing may use the mapping any more.
+    pub unsafe fn unmap(&self) {
+        // SAFETY: the caller vouches that nothing uses the mapping, which was made by `new`.
+        unsafe { super::files::unmap_shared(self.base, self.len_bytes) };
+    }
+
     /// Replaces the mapping by private memory: the `kept` ranges (offset and length, within the mapping) with their bytes,
     /// zeroes elsewhere. Concurrent readers of the kept ranges find their bytes throughout.
     ///

@@ -154,8 +154,15 @@ pub fn write_stderr(message: core::fmt::Arguments<'_>) {
     let mut buffer = Buffer([0; 512], 0);
     // Writing to the buffer cannot fail.
     let _ = core::fmt::Write::write_fmt(&mut buffer, message);
+    // A thread of the library has a table of descriptors of its own, where 2 may be anything.
+    let of_program = crate::thread::is_of_library().then(|| crate::fd::duplicate_from_first(2));
+    let fd = match &of_program {
+        None => 2,
+        Some(Ok(fd)) => fd.number(),
+        Some(Err(_)) => return,
+    };
     // SAFETY: write(2) reads the first `buffer.1` bytes, which is at most the buffer's length.
-    unsafe { kernel!(Write, syscall!(libc::SYS_write, 2, buffer.0.as_ptr(), buffer.1)) };
+    unsafe { kernel!(Write, syscall!(libc::SYS_write, fd, buffer.0.as_ptr(), buffer.1)) };
 }
 
 /// Whether a path exists and can be reached.

@@ -1,12 +1,15 @@
 //! Memory that other processes of the same user may map: sealed memory files of fixed length, which
-//! only their creator maps writable, except for [`JointMemory`] ones.
+//! only their creator maps writable, except for [`JointMemory`] ones; or files to which logs can refer
+//! ([`memory_file`](crate::memory_file)), which cannot be sealed.
 //!
 //! The descriptors belong to the thread that creates or receives them; the mappings to the process.
 
+use super::files::{map_shared, map_sync};
 use super::mapping::{map, replace};
 use crate::call::{kernel, syscall};
 use crate::descriptor::{Descriptor, OwnFd};
 use crate::errno::{Errno, check};
+use crate::memory_file::{self, MemoryFile};
 
 /// Seals of shared memory (fcntl(2)): fixed length, no later writable mapping, no later write.
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
@@ -21,6 +24,10 @@ pub struct SharedMemory {
     base: usize,
     len_bytes: usize,
     fd: Option<OwnFd>,
+    /// Number of the inode if it is a file to which logs can refer; 0: sealed memory.
+    inode: u64,
+    /// The file as its maker has it, locked.
+    locked: Option<OwnFd>,
 }
 
 /// Creates an empty memory file that can be sealed.
@@ -63,7 +70,11 @@ fn check_sealed(fd: &OwnFd, len_bytes: usize) -> Result<(), Errno> {
 
 impl SharedMemory {
     /// No memory: base and length are 0.
-    pub const NONE: Self = Self { base: 0, len_bytes: 0, fd: None };
+    pub const NONE: Self = Self::new(0, 0, None);
+
+    const fn new(base: usize, len_bytes: usize, fd: Option<OwnFd>) -> Self {
+        Self { base, len_bytes, fd, inode: 0, locked: None }
+    }
 
     /// Creates `len_bytes` bytes (whole pages) of zeroes that only this process can write.
     ///
@@ -76,7 +87,7 @@ impl SharedMemory {
             check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, &fd, len_bytes)))?;
             let base = map_alone(len_bytes, libc::PROT_READ | libc::PROT_WRITE, &fd)?;
             let sealed = check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, libc::F_ADD_SEALS, SEALS)));
-            let shared = Self { base, len_bytes, fd: Some(fd) };
+            let shared = Self::new(base, len_bytes, Some(fd));
             match sealed {
                 Ok(_) => Ok(shared),
                 Err(errno) => {
@@ -87,13 +98,46 @@ impl SharedMemory {
         }
     }
 
+    /// Creates `len_bytes` bytes (whole pages) of zeroes in a file of a private directory, to which logs can refer. Its
+    /// name is removed by [`memory_file::remove`].
+    ///
+    /// # Errors
+    /// Those of [`memory_file::create`]; errors of mmap(2).
+    pub fn make_in(directory: &core::ffi::CStr, len_bytes: usize) -> Result<Self, Errno> {
+        let MemoryFile { locked, readable, inode } = memory_file::create(directory, len_bytes as u64)?;
+        // With DAX, a fault waits until the file system can find the page again; elsewhere this emulates it.
+        let mapped = match map_sync(&locked, len_bytes) {
+            Err(Errno(libc::EOPNOTSUPP | libc::EINVAL)) => map_shared(&locked, len_bytes),
+            mapped => mapped,
+        };
+        let base = mapped.inspect_err(|_| memory_file::remove(directory, inode))?;
+        let shared = Self { inode, locked: Some(locked), ..Self::new(base, len_bytes, Some(readable)) };
+        shared.keep_from_children().map(|()| shared)
+    }
+
     /// Maps memory that another process has created, read-only.
     ///
     /// # Errors
     /// EPERM if the file is not `len_bytes` long or could become shorter; else the error of the failed call.
     pub fn map_others(fd: OwnFd, len_bytes: usize) -> Result<Self, Errno> {
         check_sealed(&fd, len_bytes)?;
-        map_alone(len_bytes, libc::PROT_READ, &fd).map(|base| Self { base, len_bytes, fd: None })
+        map_alone(len_bytes, libc::PROT_READ, &fd).map(|base| Self::new(base, len_bytes, None))
+    }
+
+    /// Maps memory as [`SharedMemory::map_others`] does, or a file to which logs can refer. Such a file cannot be sealed:
+    /// its maker, a process of the same user, could truncate it, and then an access here would raise SIGBUS.
+    ///
+    /// # Errors
+    /// EPERM if the file is neither; else the error of the failed call.
+    pub fn map_others_or_file(fd: OwnFd, len_bytes: usize) -> Result<Self, Errno> {
+        match check_sealed(&fd, len_bytes) {
+            Ok(()) => Self::map_others(fd, len_bytes),
+            Err(_) => {
+                let inode = memory_file::check(&fd, len_bytes as u64)?;
+                let base = map_alone(len_bytes, libc::PROT_READ, &fd)?;
+                Ok(Self { inode, ..Self::new(base, len_bytes, None) })
+            }
+        }
     }
 
     /// Makes memory that this process has created private: later writes of this process are not
@@ -169,7 +213,13 @@ impl SharedMemory {
         self.len_bytes
     }
 
-    /// The file's descriptor, for the thread that created it.
+    /// Number of the inode if this is a file to which logs can refer.
+    #[must_use]
+    pub const fn inode(&self) -> Option<u64> {
+        if self.inode == 0 { None } else { Some(self.inode) }
+    }
+
+    /// The file's descriptor, for others; for the thread that created it.
     #[must_use]
     pub const fn fd(&self) -> Option<&OwnFd> {
         self.fd.as_ref()

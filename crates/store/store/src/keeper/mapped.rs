@@ -16,8 +16,11 @@ use super::client::{answer, answer_done, handle_requests, serve_by, slot};
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
 use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
+use crate::mapped::service_memory::{give_name, remove_name};
 use crate::mark::{self, Owner};
-use crate::messages::{ADOPT, ADOPTED, BYE, CLOSED, DIGEST, DROP, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED};
+use crate::messages::{
+    ADOPT, ADOPT_MEMORY, ADOPTED, BYE, CLOSED, DIGEST, DROP, FORGET_MEMORY, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED,
+};
 use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
@@ -31,6 +34,7 @@ use uncopy_sys::background::was_notified;
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::JointMemory;
+use uncopy_sys::memory_file::LogName;
 use uncopy_sys::seqpacket::{self, MAX_WORDS, ReceivedMessage};
 use uncopy_sys::{clock, file, file_lock, wait};
 
@@ -120,7 +124,7 @@ fn begin<'a>(link: &OwnFd, log: &'a MappedLog) -> Result<(Client<'a>, JointMemor
         state: unsafe { joint.as_ref() },
         log,
         digester,
-        memory: LogMemory::new(log.memory(), &superblock),
+        memory: LogMemory::new(log.memory(), &superblock, log.service()),
         owner: Owner { log: superblock.log, path: log.path.clone() },
         files: [const { None }; MAX_FILES],
         kept: None,
@@ -184,6 +188,17 @@ impl Client<'_> {
     /// Answers a request. Returns false if the program asks no more, or the answer cannot be delivered.
     fn handle(&mut self, link: &OwnFd, words: &[u64; MAX_WORDS], message: ReceivedMessage) -> bool {
         match (words[0], slot(words, &message), message.fd) {
+            (ADOPT_MEMORY, ..) if message.words >= 3 => match self.adopt_memory(words[1], words[2]) {
+                Ok((number, file)) => {
+                    seqpacket::send_with(link, &[ADOPTED, 0, number as u64], Some(&file)).is_ok()
+                }
+                Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
+            },
+            (FORGET_MEMORY, ..) if message.words >= 2 => {
+                remove_name(self.log.directory(), self.owner.log, words[1]);
+                let number = usize::try_from(words[1]).unwrap_or(usize::MAX);
+                answer_done(link, self.log.service().forget(number))
+            }
             (ADOPT, Some(slot), Some(fd)) if message.words >= 4 && self.files[slot].is_none() => {
                 let file = u16::try_from(words[2]).map(|entry| FileId { entry, incarnation: Lsn(words[3]) });
                 let adopted = file.map_err(|_| Refusal::from(Errno::EINVAL));
@@ -264,6 +279,16 @@ impl Client<'_> {
             Entry::Live(identity) if (identity.device, identity.inode) == inode => Ok(inode),
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// Lets records of the program, whose lanes have the id `holder`, refer to a file of the service.
+    fn adopt_memory(&self, inode: u64, holder: u64) -> Result<(usize, OwnFd), Errno> {
+        let service = self.log.service();
+        let number = service.free_number().ok_or(Errno(libc::ENOSPC))?;
+        let name = LogName { inode, holder, log: self.owner.log, number: number as u32 };
+        let file = give_name(self.log.directory(), &name)?;
+        service.insert(number, &file, inode, self.log.backing() == Backing::Persistent)?;
+        Ok((number, file))
     }
 
     /// Marks a file that this log may have, and clears O_APPEND, without which pwrite(2) writes at its offset.
@@ -505,7 +530,7 @@ impl Client<'_> {
         let mut digested = Digested::default();
         // The program may append meanwhile, which the next digest takes. Without an announcement, one lap is enough.
         while self.digester.reader().checkpoint().tail.since(from) < ring_bytes {
-            let batch = self.digester.plan(&self.memory.chunks()[..], Limits::default())?;
+            let batch = self.digester.plan(&self.memory, Limits::default())?;
             if batch.is_empty() {
                 digest::check_end(batch.through, announced)?;
                 break;

@@ -125,7 +125,7 @@ fn write_all<M: Persistent>(
 ) -> Result<(), DigestError> {
     let (mut from, mut has_written) = (None, false);
     loop {
-        let batch = digester.plan_file(&memory.chunks()[..], file, from, Limits::default())?;
+        let batch = digester.plan_file(memory, file, from, Limits::default())?;
         if let Some(plan) = batch.plan.filter(|plan| !is_empty(plan)) {
             carry_out(fd, &plan, memory)?;
             has_written = true;

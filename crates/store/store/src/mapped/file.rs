@@ -3,10 +3,11 @@
 //! Persistent memory is what the kernel maps with `MAP_SYNC`. On tmpfs the log only emulates it: nothing there
 //! survives power loss. Other file systems hold no mapped logs.
 
+use super::service_memory::{ServiceMemory, remove_names};
 use crate::log_files::{self, LockedLog, c_path, machine};
 use core::fmt;
 use std::path::{Path, PathBuf};
-use uncopy_mapped::chunks::Rest;
+use uncopy_mapped::chunks::{Chunks, Rest};
 use uncopy_mapped::layout::{self, Superblock};
 use uncopy_mapped::log::EmptyLog;
 use uncopy_mapped::mapping::{Flushing, Mapping};
@@ -118,7 +119,8 @@ pub fn is_mapped(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == SUFFIX)
 }
 
-/// Memory of a log's file: the log, and chunk 0 of its records behind it.
+/// Memory of a log's file: the log, and chunk 0 of its records behind it; and of the service's files, which are the other
+/// chunks.
 ///
 /// ```text
 /// 0            length of the log, rounded up to pages          end of the file
@@ -128,21 +130,22 @@ pub fn is_mapped(path: &Path) -> bool {
 pub struct LogMemory<'a> {
     memory: &'a Mapping,
     chunk_at: usize,
+    service: &'a ServiceMemory,
 }
 
 impl<'a> LogMemory<'a> {
-    /// Returns the memory of a log's whole file.
+    /// Returns the memory of a log's whole file, and of the service's.
     #[must_use]
-    pub fn new(memory: &'a Mapping, superblock: &Superblock) -> Self {
+    pub fn new(memory: &'a Mapping, superblock: &Superblock, service: &'a ServiceMemory) -> Self {
         let log_bytes = usize::try_from(superblock.len_bytes).unwrap_or(usize::MAX);
         let chunk_at = log_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
-        Self { memory, chunk_at: chunk_at.min(memory.len_bytes()) }
+        Self { memory, chunk_at: chunk_at.min(memory.len_bytes()), service }
     }
 
-    /// Returns the chunks that records may refer to.
+    /// Returns the length of chunk 0, bytes.
     #[must_use]
-    pub fn chunks(&self) -> [Rest<'a, Mapping>; 1] {
-        [Rest::new(self.memory, self.chunk_at)]
+    pub fn pool_bytes(&self) -> usize {
+        self.memory.len_bytes() - self.chunk_at
     }
 
     /// Returns the address of a record's bytes, for system calls; `None`: they are not in the file.
@@ -154,7 +157,23 @@ impl<'a> LogMemory<'a> {
                 let at = usize::try_from(at).ok()?.checked_add(self.chunk_at)?;
                 self.memory.address(at, len_bytes)
             }
-            Source::Chunk { .. } => None,
+            Source::Chunk { chunk, at } => {
+                self.service.chunk(chunk)?.address(usize::try_from(at).ok()?, len_bytes)
+            }
+        }
+    }
+}
+
+impl Chunks for LogMemory<'_> {
+    type Memory<'a>
+        = Rest<'a, Mapping>
+    where
+        Self: 'a;
+
+    fn memory(&self, chunk: u32) -> Option<Rest<'_, Mapping>> {
+        match chunk {
+            0 => Some(Rest::new(self.memory, self.chunk_at)),
+            _ => self.service.chunk(chunk).map(|memory| Rest::new(memory, 0)),
         }
     }
 }
@@ -168,6 +187,8 @@ pub struct MappedLog {
     mapping: Mapping,
     base: usize,
     backing: Backing,
+    /// The service's files that records refer to, mapped when they are needed.
+    service: ServiceMemory,
 }
 
 impl MappedLog {
@@ -208,7 +229,7 @@ impl MappedLog {
             // SAFETY: no `Mapping` was made, so nothing uses the pages.
             unsafe { mem::unmap_shared(base, len_bytes) };
         })?;
-        Ok(Self { path, file, mapping, base, backing })
+        Ok(Self { path, file, mapping, base, backing, service: ServiceMemory::new() })
     }
 
     /// Returns the memory of the log.
@@ -222,7 +243,21 @@ impl MappedLog {
     /// # Errors
     /// The reason why there is no log.
     pub fn contents(&self) -> Result<LogMemory<'_>, layout::Unreadable> {
-        Ok(LogMemory::new(&self.mapping, Reader::open(&self.mapping)?.superblock()))
+        let superblock = *Reader::open(&self.mapping)?.superblock();
+        self.service.open_named(self.directory(), superblock.log, self.backing == Backing::Persistent);
+        Ok(LogMemory::new(&self.mapping, &superblock, &self.service))
+    }
+
+    /// Returns the service's files that records refer to.
+    #[must_use]
+    pub const fn service(&self) -> &ServiceMemory {
+        &self.service
+    }
+
+    /// Returns the directory of the log.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or_else(|| Path::new("/"))
     }
 
     /// Returns the descriptor of the log.
@@ -297,9 +332,11 @@ fn reuse(path: &Path, file_bytes: u64) -> Option<MappedLog> {
     let is_fit = is_long && superblock.len_bytes == file_bytes / 2 && superblock.machine == machine();
     // The blocks may be missing, if somebody has copied the file; and leftovers must not look like records.
     let is_empty = || {
-        let memory = LogMemory::new(log.memory(), &superblock);
+        // An interruption may have left them.
+        remove_names(log.directory(), superblock.log);
+        let memory = LogMemory::new(log.memory(), &superblock, &log.service);
         file::allocate(log.fd(), file_bytes).is_ok()
-            && Recovery::open(log.memory(), &memory.chunks()[..], log_files::boot())
+            && Recovery::open(log.memory(), &memory, log_files::boot())
                 .is_ok_and(|found| found.finish().is_ok())
     };
     (checkpoint.process == 0 && is_fit && is_empty()).then_some(log)

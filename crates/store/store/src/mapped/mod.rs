@@ -11,9 +11,11 @@
 //! | [`file`](mod@file) | the file of a log: made, locked, mapped |
 //! | [`digest`] | carrying out plans, by the keeper or by a program whose keeper has died |
 //! | [`recover`] | recovery, and what the log's owner may ask of it |
+//! | [`service_memory`] | memory of the user-level TCP that records refer to |
 
 pub mod digest;
 pub mod file;
 pub mod recover;
+pub mod service_memory;
 #[cfg(test)]
 pub(crate) mod testing;

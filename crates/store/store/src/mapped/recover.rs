@@ -10,6 +10,7 @@
 
 use super::digest::{carry_out, forget_all, trim};
 use super::file::{Backing, LogMemory, MappedLog, Unreadable};
+use super::service_memory::remove_names;
 use crate::log_files::{
     LockedLog, MAX_SILENCE_NS, OnDisk, Outcome, Recovered, RecoveryOptions, boot, machine,
 };
@@ -89,7 +90,7 @@ pub struct Summary {
 /// The reason why the log cannot be read.
 pub fn inspect(path: &Path) -> Result<Summary, Unreadable> {
     let (log, is_in_use) = MappedLog::open_to_read(path)?;
-    let recovery = Recovery::open(log.memory(), &log.contents()?.chunks()[..], boot())?;
+    let recovery = Recovery::open(log.memory(), &log.contents()?, boot())?;
     let reader = recovery.reader();
     let (mut records, mut bytes) = (0, 0);
     for file in recovery.summary().values().filter(|file| file.identity.is_some()) {
@@ -108,6 +109,11 @@ pub fn inspect(path: &Path) -> Result<Summary, Unreadable> {
     })
 }
 
+/// Returns the identifier of the log that a path names.
+fn log_id(path: &Path) -> Option<u64> {
+    u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok()
+}
+
 /// Removes an unused log. `gives_up` allows a log that is not empty.
 ///
 /// # Errors
@@ -122,7 +128,11 @@ pub fn remove(path: &Path, gives_up: bool) -> Result<(), Errno> {
     if !is_empty && !gives_up {
         return Err(Errno(libc::ENOTEMPTY));
     }
-    std::fs::remove_file(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+    std::fs::remove_file(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    if let Some(log) = log_id(path) {
+        remove_names(path.parent().unwrap_or_else(|| Path::new("/")), log);
+    }
+    Ok(())
 }
 
 /// Writes a log's records to their files, and empties the log. Can be repeated, also after an interruption.
@@ -141,7 +151,7 @@ pub fn recover(path: &Path, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
 fn recover_log(log: &MappedLog, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
     let opened = log
         .contents()
-        .and_then(|memory| Ok((memory, Recovery::open(log.memory(), &memory.chunks()[..], boot())?)));
+        .and_then(|memory| Ok((memory, Recovery::open(log.memory(), &memory, boot())?)));
     let (memory, mut recovery) = match opened {
         Ok(opened) => opened,
         Err(why) => return Ok(Outcome::UnreadableMapped(why)),
@@ -186,7 +196,9 @@ fn recover_log(log: &MappedLog, ways: &RecoveryOptions) -> Result<Outcome, Errno
     if is_emptied {
         forget_all(log.memory());
         // Not reached: all records are retired, and damage was given up.
+        let log_id = recovery.reader().superblock().log;
         recovery.finish().map_err(|_| Errno(libc::EUCLEAN))?;
+        remove_names(log.directory(), log_id);
     }
     if log.backing() == Backing::Unsuitable {
         // A copy of a log elsewhere: flushed lines are not persistent there.
@@ -262,7 +274,7 @@ impl Found {
     ) -> Result<(), Errno> {
         let mut from = recovery.reader().checkpoint().tail;
         loop {
-            let batch = recovery.plan_from(&memory.chunks()[..], from, Limits::default());
+            let batch = recovery.plan_from(memory, from, Limits::default());
             // Not reached: damage was found when the log was opened.
             let Some(batch) = batch.map_err(|_| Errno(libc::EUCLEAN))? else { return Ok(()) };
             self.write_batch(&batch, memory)?;

@@ -4,10 +4,13 @@
 //! that it sees committed.
 
 use super::chunk_pool::{ChunkPool, ChunkRun};
+use super::received::{MAX_HELD_BYTES, Received, ReceivedPart, ReceivedPins};
+use super::session::Session;
 use crate::layout::Identity;
 use crate::lock;
 use crate::log_files::boot;
 use crate::mapped::file::LogMemory;
+use crate::mapped::service_memory::ServiceMemory;
 use crate::state::{Moment, State};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
@@ -16,13 +19,13 @@ use uncopy_mapped::digest::Digester;
 use uncopy_mapped::layout::{Lsn, Superblock};
 use uncopy_mapped::log::Log;
 use uncopy_mapped::mapping::{Flushing, Mapping};
-use uncopy_mapped::memory::Persistent as _;
 use uncopy_mapped::parts::{AppendError, Part};
 use uncopy_mapped::reader::Reader;
 use uncopy_mapped::recovery::Recovery;
 use uncopy_mapped::table::FileId;
 use uncopy_sys::descriptor::OwnRef;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::iovec::Part as ProgramPart;
 use uncopy_sys::mem::FileMapping;
 use uncopy_sys::{clock, file, mem};
 
@@ -42,6 +45,9 @@ pub struct MappedLog {
     /// The log and chunk 0 behind it.
     all: Mapping,
     pool: ChunkPool,
+    /// The service's files that records refer to, and what they hold of them.
+    service: ServiceMemory,
+    received: ReceivedPins,
     /// Sequence number up to which the pages of records are mapped, and the number at which all are.
     mapped: AtomicU64,
     all_mapped: u64,
@@ -60,6 +66,8 @@ pub struct FillLevel {
     pub pinned_bytes: u64,
     /// Capacity for input, bytes.
     pub pool_bytes: u64,
+    /// Bytes of the service that these records refer to.
+    pub received_bytes: u64,
     /// End of the retired records.
     pub tail: Lsn,
 }
@@ -71,7 +79,8 @@ impl FillLevel {
     pub const fn is_digest_due(&self, digest_bytes: u64) -> bool {
         self.used_bytes > self.ring_bytes / 2
             || self.pinned_bytes > self.pool_bytes / 2
-            || digest_bytes > 0 && self.used_bytes + self.pinned_bytes >= digest_bytes
+            || self.received_bytes > MAX_HELD_BYTES / 4
+            || digest_bytes > 0 && self.used_bytes + self.pinned_bytes + self.received_bytes >= digest_bytes
     }
 }
 
@@ -90,8 +99,9 @@ fn mapping(memory: &FileMapping, is_persistent: bool) -> Result<Mapping, Errno> 
 fn open(memory: &FileMapping, all: &Mapping, is_persistent: bool) -> Result<Log<Mapping>, Errno> {
     let proto = Errno(libc::EPROTO);
     let reader = Reader::open(all).map_err(|_| proto)?;
-    let chunks = LogMemory::new(all, reader.superblock()).chunks();
-    let recovery = Recovery::open(mapping(memory, is_persistent)?, &chunks[..], boot()).map_err(|_| proto)?;
+    let service = ServiceMemory::new();
+    let chunks = LogMemory::new(all, reader.superblock(), &service);
+    let recovery = Recovery::open(mapping(memory, is_persistent)?, &chunks, boot()).map_err(|_| proto)?;
     let empty = recovery.finish().map_err(|_| proto)?;
     Ok(Log::attach(empty, boot(), u64::from(std::process::id())))
 }
@@ -113,7 +123,8 @@ impl MappedLog {
             let _ = memory.detach(core::iter::empty());
         })?;
         let (superblock, head) = (*log.superblock(), log.head().0);
-        let pool_bytes = LogMemory::new(&all, &superblock).chunks()[0].len_bytes();
+        let service = ServiceMemory::new();
+        let pool_bytes = LogMemory::new(&all, &superblock, &service).pool_bytes();
         let pool = ChunkPool::new(memory.address() + memory.len_bytes() - pool_bytes, pool_bytes);
         Ok(Self {
             memory,
@@ -123,6 +134,8 @@ impl MappedLog {
             log: Mutex::new(log),
             all,
             pool,
+            service,
+            received: ReceivedPins::new(),
             mapped: AtomicU64::new(head),
             all_mapped: head + superblock.ring_bytes() as u64,
             looked_ms: AtomicU64::new(0),
@@ -155,7 +168,8 @@ impl MappedLog {
         file::status(self.file).is_ok_and(|status| status.len_bytes >= self.memory.len_bytes() as u64)
     }
 
-    /// Appends a write, makes it durable, and announces the end of the records in `state`, which it returns.
+    /// Appends a write, makes it durable, and announces the end of the records in `state`, which it returns. The record
+    /// holds what was `received`.
     ///
     /// # Errors
     /// See [`AppendError`]; `TooLong` also if the log was truncated.
@@ -165,17 +179,19 @@ impl MappedLog {
         id: FileId,
         offset: u64,
         parts: &[Part<'_>],
+        received: Vec<ReceivedPart>,
     ) -> Result<Lsn, AppendError> {
         let mut log = lock(&self.log);
         if !self.is_whole() {
             return Err(AppendError::TooLong);
         }
         self.map_pages(log.head(), parts);
-        let end = log.append(&self.contents().chunks()[..], id, offset, parts)?;
+        let end = log.append(&self.contents(), id, offset, parts)?;
         let is_reference =
             |part: &Part<'_>| if let Part::Reference(reference) = part { Some(*reference) } else { None };
         // Before the commit: a digester may retire the record right after it.
-        self.pool.pin(end, parts.iter().filter_map(is_reference));
+        self.pool.pin(end, parts.iter().filter_map(is_reference).filter(|reference| reference.chunk == 0));
+        self.received.pin(end, received);
         log.commit();
         // The lock makes this the only thread.
         state.set_moment(Moment { head: end.0, sequence: 0 });
@@ -216,7 +232,7 @@ impl MappedLog {
     /// The part's bytes must be readable for `'a`. Where they lie in the pool, they must not change before the record is
     /// retired; memory from [`MappedLog::alloc`] that was filled does not.
     #[must_use]
-    pub unsafe fn part<'a>(&self, part: uncopy_sys::iovec::Part) -> Part<'a> {
+    pub unsafe fn part<'a>(&self, part: ProgramPart) -> Part<'a> {
         match self.pool.reference(part).filter(|_| super::REFERS.load(Relaxed)) {
             Some(reference) => Part::Reference(reference),
             None => {
@@ -230,7 +246,7 @@ impl MappedLog {
 
     /// Whether bytes lie in the memory that records can refer to.
     #[must_use]
-    pub fn has(&self, part: uncopy_sys::iovec::Part) -> bool {
+    pub fn has(&self, part: ProgramPart) -> bool {
         self.pool.reference(part).is_some()
     }
 
@@ -249,8 +265,27 @@ impl MappedLog {
         let mut log = lock(&self.log);
         let tail = log.release();
         let pinned_bytes = self.pool.retire(tail);
+        let received_bytes = self.received.retire(tail);
         let (ring_bytes, pool_bytes) = (self.superblock.ring_bytes() as u64, self.pool.len_bytes() as u64);
-        FillLevel { used_bytes: log.used_bytes(), ring_bytes, pinned_bytes, pool_bytes, tail }
+        FillLevel { used_bytes: log.used_bytes(), ring_bytes, pinned_bytes, pool_bytes, received_bytes, tail }
+    }
+
+    /// Releases what retired records refer to, unless another thread uses the log now.
+    pub fn release(&self) {
+        if self.received.bytes() > 0
+            && let Ok(mut log) = self.log.try_lock()
+        {
+            let tail = log.release();
+            drop(log);
+            self.received.retire(tail);
+        }
+    }
+
+    /// Returns how a record refers to a part of a write that arrived in the service's memory; `None`: it is copied.
+    #[must_use]
+    pub fn refer(&self, session: &Session, received: &dyn Received, part: ProgramPart) -> Option<ReceivedPart> {
+        let refers = super::REFERS.load(Relaxed);
+        refers.then(|| self.received.refer(session, &self.service, received, part)).flatten()
     }
 
     /// Returns the maximum number of bytes of one record.
@@ -279,7 +314,7 @@ impl MappedLog {
     /// Returns the memory of the log and of its chunks.
     #[must_use]
     pub fn contents(&self) -> LogMemory<'_> {
-        LogMemory::new(&self.all, &self.superblock)
+        LogMemory::new(&self.all, &self.superblock, &self.service)
     }
 
     /// Whether it is time to look whether the keeper lives.

@@ -15,6 +15,7 @@ mod forks;
 mod logged;
 mod mapped_log;
 mod paths;
+pub mod received;
 mod session;
 mod trial;
 
@@ -167,6 +168,13 @@ pub unsafe fn max_hold_ms(directory: ProgramFd, path: *const core::ffi::c_char) 
 #[must_use]
 pub fn alloc_chunk(len_bytes: usize) -> Option<chunk_pool::ChunkRun> {
     session()?.mapped()?.alloc(len_bytes)
+}
+
+/// Releases what records that are retired refer to. Never waits.
+pub fn release_received() {
+    if let Some(log) = session().and_then(Session::mapped) {
+        log.release();
+    }
 }
 
 /// Returns whether a descriptor needs any handling.

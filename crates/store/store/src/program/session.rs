@@ -278,13 +278,25 @@ impl Session {
     /// # Errors
     /// The errors of [`Session::request`].
     pub fn request_with_file(&self, words: &[u64], file: Option<ProgramFd>) -> Result<Words, Errno> {
+        self.ask(words, file).map(|(words, _)| words)
+    }
+
+    /// Asks the keeper for a file, as [`Session::request`].
+    ///
+    /// # Errors
+    /// The errors of [`Session::request`].
+    pub fn request_for_file(&self, words: &[u64]) -> Result<(Words, Option<OwnFd>), Errno> {
+        self.ask(words, None)
+    }
+
+    fn ask(&self, words: &[u64], file: Option<ProgramFd>) -> Result<(Words, Option<OwnFd>), Errno> {
         let _asking = lock(&self.asking);
         if self.has_ended.load(Acquire) {
             return Err(Errno(libc::EPIPE));
         }
         let answer = seqpacket::send_with(self.link, words, file).and_then(|()| receive(self.link));
         match answer {
-            Ok((words, _)) => Ok(words),
+            Ok(answer) => Ok(answer),
             Err(errno) => {
                 self.end();
                 Err(errno)

@@ -3,6 +3,7 @@
 use super::{Client, Stage};
 use crate::log_files::boot;
 use crate::mapped::digest::{DigestError, forget_all};
+use crate::mapped::service_memory::remove_names;
 use uncopy_mapped::digest::Limits;
 use uncopy_mapped::reader::Damage;
 use uncopy_mapped::recovery::Recovery;
@@ -49,10 +50,9 @@ impl Client<'_> {
         if !self.log.is_whole() {
             return Err(DigestError::Truncated);
         }
-        let chunks = self.memory.chunks();
-        let recovery = Recovery::open(self.log.memory(), &chunks[..], boot());
+        let recovery = Recovery::open(self.log.memory(), &self.memory, boot());
         let mut recovery = recovery.map_err(|_| Errno(libc::EUCLEAN))?;
-        recovery.plan(&chunks[..], Limits { extents: 1, ..Limits::default() })?;
+        recovery.plan(&self.memory, Limits { extents: 1, ..Limits::default() })?;
         Ok(())
     }
 
@@ -87,17 +87,18 @@ impl Client<'_> {
         if !self.log.is_whole() {
             return Ok(());
         }
-        let chunks = self.memory.chunks();
-        let Ok(mut recovery) = Recovery::open(self.log.memory(), &chunks[..], boot()) else { return Ok(()) };
-        while let Some(batch) = recovery.plan(&chunks[..], Limits::default())? {
+        let Ok(mut recovery) = Recovery::open(self.log.memory(), &self.memory, boot()) else { return Ok(()) };
+        while let Some(batch) = recovery.plan(&self.memory, Limits::default())? {
             // Records of files that are not held remain for a recovery.
             if !batch.files.is_empty() || !recovery.retire(&batch) {
                 return Ok(());
             }
         }
         forget_all(self.log.memory());
-        // Not reached: all records are retired, and damage was found before.
-        let _ = recovery.finish();
+        // Not reached otherwise: all records are retired, and damage was found before.
+        if recovery.finish().is_ok() {
+            remove_names(self.log.directory(), self.owner.log);
+        }
         Ok(())
     }
 }

@@ -340,7 +340,7 @@ fn records_refer_to_memory_behind_the_log() {
     let id = program.adopt(0, &file);
     let (log, _) = MappedLog::open_to_read(&program.log_path()).expect("mapped");
     let memory = log.contents().expect("a log");
-    let chunk_bytes = memory.chunks()[0].len_bytes();
+    let chunk_bytes = memory.pool_bytes();
     let chunk_at = log.memory().len_bytes() - chunk_bytes;
     for (round, words) in [[MAKE_ROOM, 0], [DROP, 0]].into_iter().enumerate() {
         let received = [b'0' + round as u8; 10_000];
@@ -350,7 +350,7 @@ fn records_refer_to_memory_behind_the_log() {
         let reference = Part::Reference(Reference { chunk: 0, at: at as u64, len_bytes });
         let parts = [Part::Bytes(b"head"), reference, Part::Bytes(b"tail")];
         let offset = round as u64 * 10_008;
-        program.log.append(&memory.chunks()[..], id, offset, &parts).expect("room");
+        program.log.append(&memory, id, offset, &parts).expect("room");
         program.log.commit();
         assert_eq!(program.ask(&words, None)[..2], [DONE, 0]);
         let found = fs::metadata(&path).expect("known").len();
@@ -362,7 +362,7 @@ fn records_refer_to_memory_behind_the_log() {
     // Chunks and ranges that do not exist are damage.
     for (chunk, at) in [(1, 0), (0, chunk_bytes as u64), (0, u64::MAX - 5)] {
         let reference = Part::Reference(Reference { chunk, at, len_bytes: 4 });
-        assert!(program.log.append(&memory.chunks()[..], id, 0, &[reference]).is_err(), "{chunk} {at}");
+        assert!(program.log.append(&memory, id, 0, &[reference]).is_err(), "{chunk} {at}");
     }
 }
 

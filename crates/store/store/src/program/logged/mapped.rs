@@ -16,6 +16,7 @@ use crate::mapped::file::supports_file;
 use crate::messages::{DONE, DROP, MAKE_ROOM};
 use crate::program::descriptors::{self, Kind};
 use crate::program::mapped_log::MappedLog;
+use crate::program::received::Received;
 use crate::program::session::Session;
 use crate::program::{Synced, is_forced, session, trial};
 use crate::state::{FAILED, FileSlot, HELD, SETTLED, UNRELIABLE};
@@ -263,8 +264,9 @@ impl MappedWrite {
         self.referenced_bytes
     }
 
-    /// Appends the write to the log, without a system call that a signal could interrupt.
-    pub fn append(&mut self, at: Place, parts: &[Part]) -> Appended {
+    /// Appends the write to the log, without a system call that a signal could interrupt. Records refer to what was
+    /// `received`.
+    pub fn append(&mut self, at: Place, parts: &[Part], received: Option<&dyn Received>) -> Appended {
         let (Some(session), Some(mapped)) = (session(), self.mapped.as_mut()) else { return Appended::Leave };
         let Some(log) = session.mapped() else { return Appended::Leave };
         let len_bytes = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.len_bytes));
@@ -311,6 +313,7 @@ impl MappedWrite {
             slot,
             id: mapped.id,
             moves: at == Place::Position,
+            received,
             referenced_bytes: 0,
             end: mapped.end,
         };
@@ -339,6 +342,7 @@ struct Target<'a> {
     id: FileId,
     /// Whether the write moves the file offset.
     moves: bool,
+    received: Option<&'a dyn Received>,
     referenced_bytes: usize,
     /// End of the last record.
     end: Lsn,
@@ -353,16 +357,25 @@ enum NotAppended {
 impl Target<'_> {
     /// Appends a record. The caller has found the bytes to be readable.
     fn append(&mut self, offset: u64, piece: &[Part]) -> Result<(), NotAppended> {
+        let mut held = Vec::new();
+        let mut as_received = |part: &Part| {
+            let found = self.log.refer(self.session, self.received?, *part)?;
+            let reference = found.reference;
+            held.push(found);
+            Some(Bytes::Reference(reference))
+        };
         // SAFETY: the kernel has just read a word of each page of each part. Parts in the log's memory are views of the
         // engine, which do not change before the record is retired.
-        let bytes: Vec<_> = piece.iter().map(|part| unsafe { self.log.part(*part) }).collect();
+        let as_bytes = |part: &Part| unsafe { self.log.part(*part) };
+        let bytes: Vec<_> =
+            piece.iter().map(|part| as_received(part).unwrap_or_else(|| as_bytes(part))).collect();
         let referenced = bytes.iter().map(|part| match part {
             Bytes::Reference(reference) => reference.len_bytes as usize,
             Bytes::Bytes(_) => 0,
         });
         let referenced_bytes: usize = referenced.sum();
         let append = self.slot.begin_append().ok_or(NotAppended::Refused)?;
-        match self.log.append(self.session.state, self.id, offset, &bytes) {
+        match self.log.append(self.session.state, self.id, offset, &bytes, held) {
             Ok(end) => self.end = end,
             Err(AppendError::Full) => return Err(NotAppended::Full),
             Err(_) => return Err(NotAppended::Refused),
@@ -403,7 +416,7 @@ pub fn write_mapped(
     let mut digests = 0;
     loop {
         let appended = match super::begin_write(fd) {
-            super::OngoingWrite::Mapped(mut write) => write.append(at, parts),
+            super::OngoingWrite::Mapped(mut write) => write.append(at, parts, None),
             super::OngoingWrite::Counted(counted) => {
                 let written = real(parts);
                 counted.note_result(written);
