@@ -93,11 +93,18 @@ impl LogRuns {
     /// `stats`.
     #[must_use]
     pub fn program(&self, stats: &Path) -> Program {
+        self.program_by(stats, &[])
+    }
+
+    /// Returns a program as [`LogRuns::program`] does, by `uncopy run` with further options.
+    #[must_use]
+    pub fn program_by(&self, stats: &Path, options: &[&OsStr]) -> Program {
         let program = plain().arg(bin_dir().join("uncopy")).args(["run", "--policy", "always"]);
         let program = program.args(["--log-size", LOG_BYTES, "--log-mode", self.mode.word()]);
         let program = program.args((self.mode == LogMode::Only).then_some("--log-emulate-dax"));
         program
             .args([OsStr::new("--log"), self.log().as_os_str(), OsStr::new("--stats"), stats.as_os_str()])
+            .args(options)
             .args(["--"])
     }
 

@@ -70,6 +70,9 @@ pub enum Side {
     /// [`Side::Net`] with the log of [`Side::Only`]
     #[value(skip)]
     NetOnly,
+    /// [`Side::NetOnly`] whose service receives into memory that records refer to
+    #[value(skip)]
+    NetOnlyReceiving,
     /// A log that has the only copy, in memory that emulates DAX, and all copies made
     #[value(skip)]
     OnlyCopying,
@@ -107,7 +110,7 @@ pub enum Side {
 
 impl Side {
     /// Sides that show what uncopy does; the others are for comparison.
-    pub const UNCOPY: [Self; 13] = [
+    pub const UNCOPY: [Self; 14] = [
         Self::Uncopy,
         Self::UncopyMimalloc,
         Self::Twin,
@@ -119,6 +122,7 @@ impl Side {
         Self::NetLog,
         Self::NetOnlyApiCopying,
         Self::NetOnly,
+        Self::NetOnlyReceiving,
         Self::OnlyApiCopying,
         Self::Only,
     ];
@@ -143,6 +147,7 @@ impl Side {
             Self::NetOnlyHeapOnly => "net, only copy, heap only",
             Self::NetOnlyApiCopying => "net, only copy, API copied",
             Self::NetOnly => "net, only copy",
+            Self::NetOnlyReceiving => "net, only copy, received there",
             Self::OnlyCopying => "only copy, all copied",
             Self::OnlyHeapOnly => "only copy, heap only",
             Self::OnlyApiCopying => "only copy, API copied",
@@ -175,6 +180,7 @@ impl Side {
             Self::NetOnlyHeapOnly => "net_only_copy_heap_only",
             Self::NetOnlyApiCopying => "net_only_copy_api_copied",
             Self::NetOnly => "net_only_copy",
+            Self::NetOnlyReceiving => "net_only_copy_received_there",
             Self::OnlyCopying => "only_copy_all_copied",
             Self::OnlyHeapOnly => "only_copy_heap_only",
             Self::OnlyApiCopying => "only_copy_api_copied",
@@ -245,7 +251,14 @@ impl Side {
                 | Self::NetOnlyHeapOnly
                 | Self::NetOnlyApiCopying
                 | Self::NetOnly
+                | Self::NetOnlyReceiving
         )
+    }
+
+    /// True if the service's memory is in the directory of the log (`uncopy net --memory-dir`).
+    #[must_use]
+    pub const fn receives_into_log(self) -> bool {
+        matches!(self, Self::NetOnlyReceiving)
     }
 
     /// Returns how the side's user-level TCP service treats copies at its API; `None` without a service.
@@ -259,6 +272,7 @@ impl Side {
             | Self::NetHeapOnly
             | Self::NetLog
             | Self::NetOnly
+            | Self::NetOnlyReceiving
             | Self::NetOnlyCopying
             | Self::NetOnlyHeapOnly => Some(ApiCopies::Elide),
             _ => None,
@@ -277,6 +291,7 @@ impl Side {
             | Self::Net
             | Self::NetLog
             | Self::NetOnly
+            | Self::NetOnlyReceiving
             | Self::Only => Some(&["run"]),
             Self::OnlyApiCopying | Self::NetOnlyApiCopying => Some(&["run", "--api-copies", "make"]),
             Self::Lanes => Some(&["run", "--lanes"]),
@@ -440,6 +455,12 @@ impl Launcher {
     #[must_use]
     pub fn with_service(&self, control: &Path) -> Self {
         Self { service_socket: control.to_owned(), ..self.clone() }
+    }
+
+    /// Returns the directory of the service, if the launcher has one.
+    #[must_use]
+    pub fn service_directory(&self) -> Option<&Path> {
+        self.service_socket.parent()?.parent()
     }
 
     /// Returns the command `uncopy net`, without its options.

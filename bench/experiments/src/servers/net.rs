@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use crate::kit::keeper;
 use crate::kit::side::ApiCopies;
 use crate::kit::traffic::LoadResult;
 use crate::kit::{
@@ -110,6 +111,12 @@ pub fn start_behind_service<'a>(
     start: impl FnOnce(&Launcher, TcpStack) -> Result<Box<dyn RunningServer + 'a>>,
 ) -> Result<Box<dyn RunningServer + 'a>> {
     let Some(copies) = side.service() else { return start(launcher, TcpStack::Kernel) };
+    let by = |mut command: Command, directory: &TemporaryDirectory| {
+        if side.receives_into_log() {
+            command.arg("--memory-dir").arg(directory.join(keeper::LOG_DIRECTORY));
+        }
+        by(command, directory)
+    };
     let service = Service::start_with(launcher, copies, by)?;
     let running = start(&launcher.with_service(&service.control()), TcpStack::Service(service.host))?;
     Ok(Box::new(ServiceServer { running, service }))

@@ -109,8 +109,13 @@ fn both_stacks_are_measured_together() {
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let comparison = &json["comparisons"][0];
     assert_eq!(comparison["verified"], true, "{comparison:#}");
-    let sides =
-        ["net_only_copy_all_copied", "net_only_copy_heap_only", "net_only_copy_api_copied", "net_only_copy"];
+    let sides = [
+        "net_only_copy_all_copied",
+        "net_only_copy_heap_only",
+        "net_only_copy_api_copied",
+        "net_only_copy",
+        "net_only_copy_received_there",
+    ];
     for side in sides {
         let side = &comparison["sides"][side];
         for part in ["service_cpu_us_per_operation", "keeper_cpu_us_per_operation"] {

@@ -96,7 +96,7 @@ pub fn remove(directory: &CStr, inode: u64) {
     }
 }
 
-/// Opens the file whose maker has given it this inode's name, of `len_bytes`.
+/// Opens the file whose maker has given it this inode's name, of `len_bytes`, for reading.
 ///
 /// # Errors
 /// ENOENT if there is none; EPERM if it is not a file of this user of that length; errors of openat(2).
@@ -118,7 +118,7 @@ fn open_checked(
     inode: u64,
     len_bytes: u64,
 ) -> Result<OwnFd, Errno> {
-    let opened = directory.open_file_linked(name, FileKind::File, libc::O_RDWR)?;
+    let opened = directory.open_file_linked(name, FileKind::File, libc::O_RDONLY)?;
     let status = file::status(&opened)?;
     let is_it = status.inode == inode && status.len_bytes == len_bytes;
     if is_it { Ok(opened) } else { Err(Errno::EPERM) }

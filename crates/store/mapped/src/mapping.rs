@@ -66,7 +66,8 @@ impl Mapping {
     /// a multiple of a line.
     ///
     /// # Safety
-    /// - `base` must be mapped readable and writable for `len_bytes` for as long as the value lives.
+    /// - `base` must be mapped readable and writable for `len_bytes` for as long as the value lives. Readable suffices if
+    ///   nothing is stored or streamed.
     /// - This process may access the memory only through values of this type. Other processes may do anything.
     /// - Calls of [`Persistent::stream`] must not run concurrently with other accesses of this process to the same
     ///   bytes, and these must not be accessed again before the calling thread's [`Persistent::fence`].

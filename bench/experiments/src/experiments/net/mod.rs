@@ -44,8 +44,13 @@ const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Sid
 /// previous.
 const STACKS: [Side; 5] = [Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net, Side::NetLog];
 /// Sides if both stacks are measured with files in memory, of which a log has the only copy.
-const ONLY_STACKS: [Side; 4] =
-    [Side::NetOnlyCopying, Side::NetOnlyHeapOnly, Side::NetOnlyApiCopying, Side::NetOnly];
+const ONLY_STACKS: [Side; 5] = [
+    Side::NetOnlyCopying,
+    Side::NetOnlyHeapOnly,
+    Side::NetOnlyApiCopying,
+    Side::NetOnly,
+    Side::NetOnlyReceiving,
+];
 /// Length of messages in the measurement of many connections, bytes.
 const MANY_BYTES: usize = 64 << 10;
 
@@ -453,23 +458,24 @@ fn render(comparisons: &[Comparison]) -> String {
 fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
     const BARS: [&str; 5] = ["rate: kernel", "heap only", "Redis elides", "and API", "and log"];
     let (base, last) = (sides[0], sides[sides.len() - 1]);
-    let (cpu, legend) = if last.logs_only() {
+    let (bars, legend) = if last.logs_only() {
         (
-            "CPU, and API",
+            bars_table(comparisons, sides),
             "net, only copy: as without --log, with a log in memory that has the only copy of what is written \
-             (uncopy run --log-mode only --log-emulate-dax), which does not survive power loss",
+             (uncopy run --log-mode only --log-emulate-dax), which does not survive power loss\n\
+             received there: the service receives into memory that the log refers to (uncopy net --memory-dir)",
         )
     } else {
-        ("CPU, and log", "net: as without --log\nnet, log: with synced data in a log (uncopy run --log)")
+        let shown = std::iter::once(&Side::Plain).chain(&sides[1..]);
+        let bars = std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, base, RATE));
+        let columns: Vec<RatioColumn> = bars.chain([("CPU, and log", last, base, CPU)]).collect();
+        (
+            figures::ratios_table("over all copied", comparisons, &columns).render() + "\n",
+            "net: as without --log\nnet, log: with synced data in a log (uncopy run --log)",
+        )
     };
-    let shown = std::iter::once(&Side::Plain).chain(&sides[1..]);
-    let bars = std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, base, RATE));
-    let columns: Vec<RatioColumn> = bars.chain([(cpu, last, base, CPU)]).collect();
-    let bars = figures::ratios_table("over all copied", comparisons, &columns);
     let p50: Metric = |sample| sample.latency_p50_us;
     let written: Metric = |sample| sample.counts.written_bytes;
-    let bars_of_only =
-        if last.logs_only() { bars_table(comparisons, ONLY_STACKS) + "\n" } else { String::new() };
     let extras = [
         median_column("program µs", PROGRAM),
         median_column("service µs", SERVICE),
@@ -479,12 +485,10 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
         median_column("written/op", written),
     ];
     format!(
-        "{}\n\
-         {bars_of_only}{}{}\n\
+        "{bars}{}{}\n\
          {LEGEND}plain: the kernel's TCP over a veth pair, and its file system\n\
          {legend}\n\
          CPU is the sum over Redis, the service and the log's keeper.\n",
-        bars.render(),
         figures::table(comparisons, &extras),
         figures::counts_table(comparisons)
     )

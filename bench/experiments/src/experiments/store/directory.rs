@@ -67,11 +67,17 @@ impl StoreDirectory {
         };
         for earlier in self.memory.path().read_dir().doing("listing logs")?.flatten() {
             if !self.path.join(earlier.file_name()).exists() {
-                std::fs::remove_dir_all(earlier.path()).doing("removing a log")?;
+                let is_link = earlier.path().is_symlink();
+                let remove = if is_link { std::fs::remove_file } else { std::fs::remove_dir_all };
+                remove(earlier.path()).doing("removing a log")?;
             }
         }
         let logs = self.memory.join(name);
-        std::fs::create_dir(&logs).doing("creating a log's directory")?;
+        match launcher.service_directory().filter(|_| side.receives_into_log()) {
+            Some(service) => std::os::unix::fs::symlink(service, &logs),
+            None => std::fs::create_dir(&logs),
+        }
+        .doing("creating a log's directory")?;
         Ok(launcher.with_log_in(&logs))
     }
 

@@ -13,7 +13,7 @@ const P99: Metric = |sample| sample.latency_p99_us;
 pub fn render(comparisons: &[Comparison]) -> String {
     let has_bars = |comparison: &Comparison| comparison.sides().contains(&ONLY_BARS[0]);
     let bars =
-        if comparisons.iter().any(has_bars) { bars_table(comparisons, ONLY_BARS) } else { String::new() };
+        if comparisons.iter().any(has_bars) { bars_table(comparisons, &ONLY_BARS) } else { String::new() };
     let extras = [
         median_column("keeper µs", |sample| sample.keeper_cpu_us),
         median_column("p99.9 µs", |sample| sample.latency_p999_us),
@@ -35,19 +35,19 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// Renders what each kind of elided copies gives with a log that has the only copy: the bars of Figure 13. `bars` are the
-/// sides, of which each elides more than the one before; the first copies everything.
-pub fn bars_table(comparisons: &[Comparison], bars: [Side; 4]) -> String {
-    const FIGURES: [([&str; 3], Metric); 3] = [
-        (["rate: heap only", "program elides", "and API"], RATE),
-        (["CPU: heap only", "program elides", "and API"], CPU),
-        (["own CPU: heap only", "program elides", "and API"], Sample::own_cpu_us),
+/// sides, at most five, of which each elides more than the one before; the first copies everything.
+pub fn bars_table(comparisons: &[Comparison], bars: &[Side]) -> String {
+    const FIGURES: [([&str; 4], Metric); 3] = [
+        (["rate: heap only", "program elides", "and API", "received there"], RATE),
+        (["CPU: heap only", "program elides", "and API", "received there"], CPU),
+        (["own CPU: heap only", "program elides", "and API", "received there"], Sample::own_cpu_us),
     ];
-    let [base, others @ ..] = bars;
-    let of_sides = |(headings, metric): ([&'static str; 3], Metric)| {
-        std::iter::zip(headings, others).map(move |(heading, side)| (heading, side, base, metric))
+    let [base, others @ ..] = bars else { return String::new() };
+    let of_sides = |(headings, metric): ([&'static str; 4], Metric)| {
+        std::iter::zip(headings, others).map(move |(heading, side)| (heading, *side, *base, metric))
     };
     let columns: Vec<RatioColumn> = FIGURES.into_iter().flat_map(of_sides).collect();
-    let measured = comparisons.iter().filter(|comparison| comparison.sides().contains(&base));
+    let measured = comparisons.iter().filter(|comparison| comparison.sides().contains(base));
     figures::ratios_table("over all copied", measured, &columns).render()
         + "own CPU: without the service and the log's keeper, which have processors of their own elsewhere\n\n"
 }

@@ -1,6 +1,6 @@
 //! A file mapped shared, which children do not inherit.
 
-use super::files::{map_shared, map_sync};
+use super::files::{map_shared, map_sync, map_to_read};
 use super::mapping::replace;
 use crate::call::{kernel, syscall};
 use crate::descriptor::OwnRef;
@@ -23,7 +23,20 @@ impl FileMapping {
     /// EOPNOTSUPP if the file is not on persistent memory; other errors of mmap(2) and madvise(2).
     pub fn new(file: OwnRef, len_bytes: usize, is_persistent: bool) -> Result<Self, Errno> {
         let base = if is_persistent { map_sync(file, len_bytes) } else { map_shared(file, len_bytes) }?;
-        let mapping = Self { base, len_bytes };
+        Self::keep_from_children(Self { base, len_bytes })
+    }
+
+    /// Maps a file as [`FileMapping::new`] does, for reading only.
+    ///
+    /// # Errors
+    /// Those of [`FileMapping::new`].
+    pub fn to_read(file: OwnRef, len_bytes: usize, is_persistent: bool) -> Result<Self, Errno> {
+        let base = map_to_read(file, len_bytes, is_persistent)?;
+        Self::keep_from_children(Self { base, len_bytes })
+    }
+
+    fn keep_from_children(mapping: Self) -> Result<Self, Errno> {
+        let Self { base, len_bytes } = mapping;
         // A child that drops privileges must not be able to write to its parent's file.
         // SAFETY: the range is the mapping made above, which nothing uses yet.
         let advised = check(unsafe {

@@ -62,7 +62,17 @@ pub fn map_sync(fd: impl Descriptor, len_bytes: usize) -> Result<usize, Errno> {
     map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd.number())
 }
 
-/// Unmaps a mapping of [`map_shared`] or [`map_sync`].
+/// Maps the first `len_bytes` of a file for reading, as [`map_sync`] does if it `is_persistent`, else as [`map_shared`].
+///
+/// # Errors
+/// Those of [`map_sync`].
+pub fn map_to_read(fd: impl Descriptor, len_bytes: usize, is_persistent: bool) -> Result<usize, Errno> {
+    let flags =
+        if is_persistent { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC } else { libc::MAP_SHARED };
+    map(len_bytes, libc::PROT_READ, flags, fd.number())
+}
+
+/// Unmaps a mapping of [`map_shared`], [`map_sync`] or [`map_to_read`].
 ///
 /// # Safety
 /// Nothing may use the mapping any more.

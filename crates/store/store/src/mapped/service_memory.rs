@@ -67,10 +67,10 @@ impl ServiceMemory {
         if slot.get().is_some() {
             return Err(Errno::EEXIST);
         }
-        let memory = FileMapping::new(file.reference(), FILE_BYTES, is_persistent)?;
+        let memory = FileMapping::to_read(file.reference(), FILE_BYTES, is_persistent)?;
         let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
-        // SAFETY: the file is mapped readable and writable until the process ends, or `forget` and `drop`, after which
-        // nothing refers to it. This process uses this mapping through the value only, and stores nothing there.
+        // SAFETY: the file is mapped readable until `drop`, when nothing uses it any more; `forget` puts private memory in its
+        // place. This process uses this mapping through the value only, and logs store nothing in chunks.
         let mapping = unsafe { Mapping::new(memory.address() as *mut u8, FILE_BYTES, flushing) };
         let mapping = mapping.ok_or(Errno::EINVAL)?;
         let inode = AtomicU64::new(inode);
@@ -105,6 +105,14 @@ impl ServiceMemory {
         file.inode.store(0, Relaxed);
         // Private zeroes take the place of the file, which the mapping does not keep any more.
         file.memory.detach(core::iter::empty())
+    }
+
+    /// Gives up all files, which no record refers to.
+    ///
+    /// # Errors
+    /// Those of [`ServiceMemory::forget`].
+    pub fn forget_all(&self) -> Result<(), Errno> {
+        self.inodes().try_for_each(|(number, _)| self.forget(number))
     }
 
     fn files(&self) -> impl Iterator<Item = (usize, &ServiceFile)> {

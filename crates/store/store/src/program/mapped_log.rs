@@ -331,6 +331,9 @@ impl MappedLog {
     /// An error of mmap(2) or mremap(2); the file may then still be mapped.
     pub fn detach(&self) -> Result<(), Errno> {
         let _log = lock(&self.log);
+        // No record is left.
+        self.received.retire(Lsn(u64::MAX));
+        self.service.forget_all()?;
         let pool_at = self.memory.len_bytes() - self.pool.len_bytes();
         let owned = self.pool.close();
         self.memory.detach(owned.into_iter().map(|(at, len_bytes)| (pool_at + at, len_bytes)))

@@ -3,6 +3,7 @@
 mod control;
 mod devices;
 mod ends;
+mod logged;
 mod peers;
 
 use std::net::Ipv4Addr;
