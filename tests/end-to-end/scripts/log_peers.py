@@ -9,7 +9,7 @@ import array, ctypes, errno, os, socket, struct, subprocess, sys, threading, tim
 libc = ctypes.CDLL(None, use_errno=True)
 NOBODY = 65534
 HELLO, WELCOME, LOG, NOT_NOW, ADOPT, ADOPTED, REFUSED, DROP = range(1, 9)
-PROTOCOL = 4
+PROTOCOL = 5
 MARK = "user.uncopy.log"
 
 

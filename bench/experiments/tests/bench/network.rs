@@ -102,7 +102,8 @@ fn both_stacks_are_measured_together() {
     }
     // A record may wait for a second until the keeper has it, so shorter slices may be without the keeper.
     let longer = short.replace("--seconds=0.01", "--seconds=1.5");
-    let Some(output) = run("net-dax", &format!("$bench net redis --log --emulate-dax --dir $TMPDIR {longer}"))
+    let Some(output) =
+        run("net-dax", &format!("$bench net redis --log --emulate-dax --dir $TMPDIR {longer}"))
     else {
         return;
     };

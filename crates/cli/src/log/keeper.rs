@@ -10,10 +10,8 @@ use crate::settings::LogSettings;
 use crate::sweep::KEEPER_PREFIX;
 use clap::ArgMatches;
 use std::ffi::{CString, OsString};
-use std::fs::{self, DirBuilder};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use uncopy_core::options::LogMode;
@@ -34,7 +32,7 @@ const READY: &str = "ready\n";
 pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     let directory = &options.directory;
     let name = Quoted(directory.as_os_str());
-    make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
+    memory::make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     let is_emulated = match options.mode {
         LogMode::Beside => options.emulates_dax,
         LogMode::Only => memory::of_logs(directory, options.emulates_dax)? == Backing::Emulated,
@@ -56,18 +54,6 @@ pub fn start(options: &LogSettings) -> Result<PathBuf, String> {
     opened.remove(&os::c_path(Path::new(&name)).unwrap_or_default());
     spawn(options, &socket).map_err(|error| format!("the log's keeper did not start: {}", Reason(&error)))?;
     Ok(socket)
-}
-
-/// Creates a directory that only its owner can enter, or accepts an existing one.
-pub(super) fn make_private(directory: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let found = fs::symlink_metadata(directory)?;
-    let is_private = found.is_dir() && found.uid() == os::effective_user_id() && found.mode() & 0o077 == 0;
-    let why = "it must be your own directory with mode 0700";
-    if is_private { Ok(()) } else { Err(io::Error::other(why)) }
 }
 
 fn spawn(options: &LogSettings, socket: &Path) -> io::Result<()> {

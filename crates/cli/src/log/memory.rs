@@ -1,7 +1,10 @@
 //! Memory behind the logs of `--log-mode only`, as the kernel reports it.
 
-use super::keeper::make_private;
+use crate::os;
 use crate::output::{Quoted, Reason};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
 use uncopy_store::mapped::file::{Backing, backing_in};
 
@@ -43,4 +46,16 @@ pub fn of_service(directory: &Path) -> Result<Backing, String> {
         )),
         backing => backing.map_err(|errno| format!("{name}: {}", Reason(&errno.into()))),
     }
+}
+
+/// Creates a directory that only its owner can enter, or accepts an existing one.
+pub(super) fn make_private(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(directory)?;
+    let is_private = found.is_dir() && found.uid() == os::effective_user_id() && found.mode() & 0o077 == 0;
+    let why = "it must be your own directory with mode 0700";
+    if is_private { Ok(()) } else { Err(io::Error::other(why)) }
 }

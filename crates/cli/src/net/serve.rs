@@ -136,7 +136,9 @@ fn service_settings(matches: &ArgMatches, control: &Path, prefixes: &[Prefix]) -
         prefixes: prefixes.to_vec(),
         makes_api_copies: value(args::API_COPIES) == "make",
         memory_bytes: usize::try_from(memory_bytes).expect("at most 64 GiB"),
-        memory_directory: matches.get_one::<OsString>(args::MEMORY_DIR).and_then(|dir| std::path::absolute(dir).ok()),
+        memory_directory: matches
+            .get_one::<OsString>(args::MEMORY_DIR)
+            .and_then(|dir| std::path::absolute(dir).ok()),
         max_connections: uncopy_net::state_table::MAX_CONNECTIONS,
         congestion_control: match value(args::CONGESTION) {
             "newreno" => CongestionControl::NewReno,

@@ -64,7 +64,7 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Returns all chunks.
+    /// Returns the memory of all chunks, by number.
     pub(crate) fn all(&self) -> &[SharedMemory] {
         &self.all
     }

@@ -92,6 +92,11 @@ fn is_trusted(process: u32) -> bool {
     [process, ALL].contains(&TRUSTED.load(Relaxed))
 }
 
+/// Whether a process is the service of this process's connections, whose memory may be files.
+fn is_service(process: u32) -> bool {
+    process != ALL && TRUSTED.load(Relaxed) == process
+}
+
 struct Link {
     fd: OwnFd,
     /// Index of the part of this process's board that is for the peer.
@@ -250,8 +255,10 @@ impl LaneThread {
                     self.greeted(fd, process, link, board)?;
                 }
                 (Some(Message::Chunk { number }), Some(chunk)) => {
-                    let chunk = SharedMemory::map_others_or_file(chunk, CHUNK_BYTES);
-                    let chunk = chunk.map_err(|_| Ending::Broken)?;
+                    let is_service = seqpacket::peer_process(fd).is_some_and(is_service);
+                    let map =
+                        if is_service { SharedMemory::map_others_or_file } else { SharedMemory::map_others };
+                    let chunk = map(chunk, CHUNK_BYTES).map_err(|_| Ending::Broken)?;
                     let peer = link.peer.as_ref().filter(|peer| peer.chunks() == number);
                     peer.filter(|_| number < MAX_PEERS_CHUNKS).ok_or(Ending::Broken)?.add_chunk(chunk);
                 }

@@ -407,10 +407,10 @@ impl Peers {
         HAS_FILES.load(Relaxed)
     }
 
-    /// Whether a peer has a file with this inode.
+    /// Whether a peer has a file with this inode, or one had that is gone, while bytes of it may be held.
     #[must_use]
     pub fn has_file(&self, inode: u64) -> bool {
-        self.all.lock().iter().any(|peer| peer.has_file(inode))
+        self.known_peers().iter().any(|peer| peer.has_file(inode))
     }
 
     /// Returns the file that bytes of a peer's memory lie in, by its inode, and their offset there; `None`: they lie in

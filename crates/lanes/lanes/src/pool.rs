@@ -38,7 +38,7 @@ struct Inner {
     chunks: Vec<Chunk>,
     used_pages: usize,
     ledger: RunHolders,
-    /// What logs may refer to although its holder has ended.
+    /// Runs that logs may refer to although their holders have ended.
     logged: Vec<Logged>,
     /// Number of entries that `logged` has ever had.
     ever_logged: u64,

@@ -196,8 +196,8 @@ mod tests {
 
     impl Scratch {
         fn new(name: &str) -> Self {
-            let path = std::path::Path::new("/dev/shm")
-                .join(format!("uncopy-memory-{name}-{}", std::process::id()));
+            let path =
+                std::path::Path::new("/dev/shm").join(format!("uncopy-memory-{name}-{}", std::process::id()));
             let path = CString::new(path.as_os_str().as_bytes()).expect("no NUL");
             drop(PrivateDirectory::make(&path).expect("made"));
             Self(path)
@@ -248,9 +248,8 @@ mod tests {
         assert!(check(&made.readable, LEN_BYTES - 1).is_err());
         std::fs::write(std::path::Path::new(scratch.0.to_str().expect("UTF-8")).join("other"), "x")
             .expect("written");
-        let other = open(&scratch.0).and_then(|directory| {
-            file::open_at(directory.fd(), c"other", libc::O_RDONLY, 0)
-        });
+        let other =
+            open(&scratch.0).and_then(|directory| file::open_at(directory.fd(), c"other", libc::O_RDONLY, 0));
         assert!(check(&other.expect("opened"), 1).is_err(), "others could read it");
     }
 }

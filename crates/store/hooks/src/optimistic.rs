@@ -2,8 +2,8 @@
 //! straight into memory that a record can refer to, so that the log needs no copy. That memory is the log's, or the
 //! service's, which receives everything there (`uncopy net --memory-dir`).
 
-use uncopy_core::policy::sites::Exit;
 use smallvec::SmallVec;
+use uncopy_core::policy::sites::Exit;
 use uncopy_engine::arena::segment::{Segment, SharedBytes, SharedDraft, set_shared_allocator};
 use uncopy_engine::call::output::Output;
 use uncopy_lanes::process::Process;

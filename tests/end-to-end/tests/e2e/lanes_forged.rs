@@ -6,8 +6,12 @@
     reason = "words of a board, and addresses and lengths, which have 64 bits here"
 )]
 
+use std::ffi::CString;
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -545,11 +549,19 @@ fn a_board_that_changes_while_it_is_read_harms_nobody() {
 #[test]
 fn memory_that_could_become_shorter_is_not_taken() {
     let victim = Victim::start("forged-memory");
-    for what in ["unsealed", "short"] {
+    // A file as those of the service of user-level TCP, which may pass them.
+    let scratch = Scratch::in_memory("forged-file");
+    let file = scratch.write("file", "");
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("its permissions");
+    let file = CString::new(file.as_os_str().as_bytes()).expect("no NUL");
+    for what in ["unsealed", "short", "file"] {
         let forged = Forged::connect(&victim, 0xF0);
-        // SAFETY: the names are NUL-terminated literals; the descriptors are the test's own.
+        // SAFETY: the names are NUL-terminated; the descriptors are the test's own.
         unsafe {
-            let fd = libc::memfd_create(c"forged".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            let fd = match what {
+                "file" => libc::open(file.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC),
+                _ => libc::memfd_create(c"forged".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING),
+            };
             let len_bytes = if what == "short" { CHUNK_BYTES - 4096 } else { CHUNK_BYTES };
             assert_eq!(libc::ftruncate(fd, len_bytes as libc::off_t), 0);
             if what == "short" {

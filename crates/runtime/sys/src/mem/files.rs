@@ -67,8 +67,7 @@ pub fn map_sync(fd: impl Descriptor, len_bytes: usize) -> Result<usize, Errno> {
 /// # Errors
 /// Those of [`map_sync`].
 pub fn map_to_read(fd: impl Descriptor, len_bytes: usize, is_persistent: bool) -> Result<usize, Errno> {
-    let flags =
-        if is_persistent { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC } else { libc::MAP_SHARED };
+    let flags = if is_persistent { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC } else { libc::MAP_SHARED };
     map(len_bytes, libc::PROT_READ, flags, fd.number())
 }
 

@@ -19,7 +19,8 @@ use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
 use crate::mapped::service_memory::{give_name, remove_name};
 use crate::mark::{self, Owner};
 use crate::messages::{
-    ADOPT, ADOPT_MEMORY, ADOPTED, BYE, CLOSED, DIGEST, DROP, FORGET_MEMORY, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED,
+    ADOPT, ADOPT_MEMORY, ADOPTED, BYE, CLOSED, DIGEST, DROP, FORGET_MEMORY, LOG, MAKE_ROOM, REFUSED,
+    WELCOME_MAPPED,
 };
 use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};

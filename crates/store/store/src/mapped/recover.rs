@@ -149,9 +149,8 @@ pub fn recover(path: &Path, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
 }
 
 fn recover_log(log: &MappedLog, ways: &RecoveryOptions) -> Result<Outcome, Errno> {
-    let opened = log
-        .contents()
-        .and_then(|memory| Ok((memory, Recovery::open(log.memory(), &memory, boot())?)));
+    let opened =
+        log.contents().and_then(|memory| Ok((memory, Recovery::open(log.memory(), &memory, boot())?)));
     let (memory, mut recovery) = match opened {
         Ok(opened) => opened,
         Err(why) => return Ok(Outcome::UnreadableMapped(why)),

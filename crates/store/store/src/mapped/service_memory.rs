@@ -25,10 +25,10 @@ pub const FILE_BYTES: usize = 4 << 20;
 /// Maximum number of files that a log has referred to since it was empty.
 pub const MAX_FILES: usize = 256;
 
-/// A mapped file.
+/// File of the service that is mapped.
 #[derive(Debug)]
 struct ServiceFile {
-    /// 0: forgotten.
+    /// Inode of the file; 0 once it is forgotten.
     inode: AtomicU64,
     memory: FileMapping,
     mapping: Mapping,
@@ -54,7 +54,8 @@ impl ServiceMemory {
                 .and_then(|directory| memory_file::open(&directory))
                 .and_then(|directory| memory_file::open_logged(&directory, &name, FILE_BYTES as u64));
             // A record that refers to a missing file is damaged.
-            let _ = opened.and_then(|file| self.insert(name.number as usize, &file, name.inode, is_persistent));
+            let _ =
+                opened.and_then(|file| self.insert(name.number as usize, &file, name.inode, is_persistent));
         }
     }
 
@@ -91,9 +92,7 @@ impl ServiceMemory {
 
     /// Returns the numbers and inodes of all files.
     pub fn inodes(&self) -> impl Iterator<Item = (usize, u64)> {
-        self.files()
-            .map(|(number, file)| (number, file.inode.load(Relaxed)))
-            .filter(|(_, inode)| *inode != 0)
+        self.files().map(|(number, file)| (number, file.inode.load(Relaxed))).filter(|(_, inode)| *inode != 0)
     }
 
     /// Gives up a file that no record refers to. Its number is not used again.

@@ -4,8 +4,7 @@
 //! that it sees committed.
 
 use super::chunk_pool::{ChunkPool, ChunkRun};
-use super::received::{MAX_HELD_BYTES, Received, ReceivedPart, ReceivedPins};
-use super::session::Session;
+use super::received::{FileKeeper, MAX_HELD_BYTES, Received, ReceivedPart, ReceivedPins};
 use crate::layout::Identity;
 use crate::lock;
 use crate::log_files::boot;
@@ -135,7 +134,7 @@ impl MappedLog {
             all,
             pool,
             service,
-            received: ReceivedPins::new(),
+            received: ReceivedPins::NONE,
             mapped: AtomicU64::new(head),
             all_mapped: head + superblock.ring_bytes() as u64,
             looked_ms: AtomicU64::new(0),
@@ -283,9 +282,14 @@ impl MappedLog {
 
     /// Returns how a record refers to a part of a write that arrived in the service's memory; `None`: it is copied.
     #[must_use]
-    pub fn refer(&self, session: &Session, received: &dyn Received, part: ProgramPart) -> Option<ReceivedPart> {
+    pub fn refer(
+        &self,
+        keeper: &dyn FileKeeper,
+        received: &dyn Received,
+        part: ProgramPart,
+    ) -> Option<ReceivedPart> {
         let refers = super::REFERS.load(Relaxed);
-        refers.then(|| self.received.refer(session, &self.service, received, part)).flatten()
+        refers.then(|| self.received.refer(keeper, &self.service, received, part)).flatten()
     }
 
     /// Returns the maximum number of bytes of one record.

@@ -3,14 +3,14 @@
 //! A record's holds are dropped once it is retired: only then may the service reuse the bytes.
 
 use super::chunk_pool::MIN_REFERENCE_BYTES;
-use super::session::Session;
 use crate::mapped::service_memory::{FILE_BYTES, ServiceMemory};
-use crate::messages::{ADOPT_MEMORY, ADOPTED, FORGET_MEMORY, REFUSED};
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::collections::VecDeque;
 use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::record::Reference;
+use uncopy_sys::descriptor::OwnFd;
+use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::mem;
@@ -19,7 +19,7 @@ use uncopy_sys::mem;
 /// what arrives next.
 pub const MAX_HELD_BYTES: u64 = 64 << 20;
 
-/// What keeps bytes of the service unchanged.
+/// Holder of bytes of the service, which do not change before it is dropped.
 pub type Hold = Box<dyn Any + Send + Sync>;
 
 /// Views of the service's memory in a write.
@@ -30,16 +30,31 @@ pub trait Received {
     /// Keeps a part's bytes unchanged.
     fn hold(&self, part: Part) -> Option<Hold>;
 
-    /// Whether a process of the service still has the file with this inode.
+    /// Whether bytes of the file with this inode may be held, or arrive.
     fn is_known(&self, inode: u64) -> bool;
 
     /// Id of this process's lanes, by which the service knows it.
     fn holder(&self) -> u64;
 }
 
+/// The log's keeper, as far as it knows of the service's files.
+pub trait FileKeeper {
+    /// Has the file with this inode get a name of the log, because records of the `holder` are to refer to it. Returns its
+    /// number, and the open file.
+    ///
+    /// # Errors
+    /// ENOENT if the log's directory has no such file; other errors of the keeper or the connection.
+    fn adopt(&self, inode: u64, holder: u64) -> Result<(usize, OwnFd), Errno>;
+
+    /// Has the name of a file removed to which no record refers.
+    fn forget(&self, number: usize);
+
+    /// Whether the log's memory is persistent.
+    fn is_persistent(&self) -> bool;
+}
+
 struct Held {
     end: Lsn,
-    number: usize,
     len_bytes: u64,
     _hold: Hold,
 }
@@ -60,22 +75,24 @@ impl core::fmt::Debug for ReceivedPins {
 
 /// A reference to the service's memory, and what it holds.
 pub struct ReceivedPart {
-    /// The reference.
+    /// Reference of the record.
     pub reference: Reference,
     hold: Hold,
 }
 
 impl ReceivedPins {
-    /// Returns pins of no records.
-    pub const fn new() -> Self {
-        let held = Guarded::new(VecDeque::new());
-        Self { held, bytes: AtomicU64::new(0), refused: Guarded::new(Vec::new()) }
-    }
+    /// Pins of no records.
+    #[allow(clippy::declare_interior_mutable_const, reason = "each use is a new value")]
+    pub const NONE: Self = Self {
+        held: Guarded::new(VecDeque::new()),
+        bytes: AtomicU64::new(0),
+        refused: Guarded::new(Vec::new()),
+    };
 
     /// Returns how a record refers to a part; `None`: it is copied.
     pub fn refer(
         &self,
-        session: &Session,
+        keeper: &dyn FileKeeper,
         service: &ServiceMemory,
         received: &dyn Received,
         part: Part,
@@ -88,7 +105,7 @@ impl ReceivedPins {
         let (inode, at) = received.locate(part)?;
         let number = match service.number_of(inode) {
             Some(number) => number,
-            None => self.adopt(session, service, received, inode)?,
+            None => self.adopt(keeper, service, received, inode)?,
         };
         let chunk = u32::try_from(number).ok()? + 1;
         Some(ReceivedPart { reference: Reference { chunk, at, len_bytes }, hold: received.hold(part)? })
@@ -98,7 +115,7 @@ impl ReceivedPins {
     #[cold]
     fn adopt(
         &self,
-        session: &Session,
+        keeper: &dyn FileKeeper,
         service: &ServiceMemory,
         received: &dyn Received,
         inode: u64,
@@ -107,16 +124,15 @@ impl ReceivedPins {
         if self.refused.lock().contains(&inode) {
             return None;
         }
-        self.forget_unknown(session, service, received);
-        let answer = session.request_for_file(&[ADOPT_MEMORY, inode, received.holder()]);
-        if let Ok(([ADOPTED, _, number, ..], Some(file))) = &answer
-            && let Ok(number) = usize::try_from(*number)
-            && service.insert(number, file, inode, session.mapped()?.is_persistent()).is_ok()
-        {
+        self.forget_unknown(keeper, service, received);
+        let adopted = keeper.adopt(inode, received.holder()).and_then(|(number, file)| {
+            service.insert(number, &file, inode, keeper.is_persistent()).map(|()| number)
+        });
+        if let Ok(number) = adopted {
             return Some(number);
         }
         self.refused.lock().push(inode);
-        let is_elsewhere = matches!(answer, Ok(([REFUSED, errno, ..], _)) if errno == libc::ENOENT as u64);
+        let is_elsewhere = adopted == Err(Errno::ENOENT);
         if is_elsewhere && !IS_REPORTED.swap(true, Relaxed) {
             mem::write_stderr(format_args!(
                 "uncopy: the log copies what arrives: 'uncopy net --memory-dir' must name the log's directory\n"
@@ -125,12 +141,11 @@ impl ReceivedPins {
         None
     }
 
-    /// Gives up files of a service that has ended.
-    fn forget_unknown(&self, session: &Session, service: &ServiceMemory, received: &dyn Received) {
+    /// Gives up files of a service that has ended. What records refer to is held, and so known.
+    fn forget_unknown(&self, keeper: &dyn FileKeeper, service: &ServiceMemory, received: &dyn Received) {
         for (number, inode) in service.inodes().collect::<Vec<_>>() {
-            let is_pinned = self.held.lock().iter().any(|held| held.number == number);
-            if !is_pinned && !received.is_known(inode) {
-                let _ = session.request(&[FORGET_MEMORY, number as u64]);
+            if !received.is_known(inode) {
+                keeper.forget(number);
                 // Without memory for that, the file stays mapped.
                 let _ = service.forget(number);
             }
@@ -143,7 +158,7 @@ impl ReceivedPins {
         for ReceivedPart { reference, hold } in parts {
             let len_bytes = u64::from(reference.len_bytes);
             self.bytes.fetch_add(len_bytes, Relaxed);
-            held.push_back(Held { end, number: reference.chunk as usize - 1, len_bytes, _hold: hold });
+            held.push_back(Held { end, len_bytes, _hold: hold });
         }
     }
 

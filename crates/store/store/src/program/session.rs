@@ -1,11 +1,15 @@
 //! The program's side of its connection to the keeper.
 
 use super::mapped_log::MappedLog;
+use super::received::FileKeeper;
 use crate::device::LogFile;
 use crate::layout::{RING_OFFSET, Superblock};
 use crate::lock;
 use crate::log::Log;
-use crate::messages::{BYE, DIGEST, HELLO, LOG, MAKE_ROOM, PROTOCOL, UNAVAILABLE, WELCOME, WELCOME_MAPPED};
+use crate::messages::{
+    ADOPT_MEMORY, ADOPTED, BYE, DIGEST, FORGET_MEMORY, HELLO, LOG, MAKE_ROOM, PROTOCOL, REFUSED, UNAVAILABLE,
+    WELCOME, WELCOME_MAPPED,
+};
 use crate::state::{FileSlot, SLOTS_OFFSET, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -281,14 +285,6 @@ impl Session {
         self.ask(words, file).map(|(words, _)| words)
     }
 
-    /// Asks the keeper for a file, as [`Session::request`].
-    ///
-    /// # Errors
-    /// The errors of [`Session::request`].
-    pub fn request_for_file(&self, words: &[u64]) -> Result<(Words, Option<OwnFd>), Errno> {
-        self.ask(words, None)
-    }
-
     fn ask(&self, words: &[u64], file: Option<ProgramFd>) -> Result<(Words, Option<OwnFd>), Errno> {
         let _asking = lock(&self.asking);
         if self.has_ended.load(Acquire) {
@@ -348,5 +344,23 @@ impl Session {
     #[must_use]
     pub fn slot(&self, slot: usize) -> &'static FileSlot {
         &self.state.slots[slot]
+    }
+}
+
+impl FileKeeper for Session {
+    fn adopt(&self, inode: u64, holder: u64) -> Result<(usize, OwnFd), Errno> {
+        match self.ask(&[ADOPT_MEMORY, inode, holder], None)? {
+            ([ADOPTED, _, number, ..], Some(file)) => Ok((number as usize, file)),
+            ([REFUSED, errno, ..], _) => Err(Errno(errno as i32)),
+            _ => Err(Errno(libc::EPROTO)),
+        }
+    }
+
+    fn forget(&self, number: usize) {
+        let _ = self.request(&[FORGET_MEMORY, number as u64]);
+    }
+
+    fn is_persistent(&self) -> bool {
+        self.mapped().is_some_and(MappedLog::is_persistent)
     }
 }

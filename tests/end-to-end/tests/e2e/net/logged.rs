@@ -115,13 +115,8 @@ fn records_refer_to_what_the_service_has_received() {
     let path = runs.disk().join("file");
     let messages = MESSAGES.to_string();
     let seed = seed(3).to_string();
-    let server = writer(
-        &runs,
-        &service,
-        "writer",
-        "7300",
-        &[path.to_str().expect("UTF-8"), &messages, &seed],
-    );
+    let server =
+        writer(&runs, &service, "writer", "7300", &[path.to_str().expect("UTF-8"), &messages, &seed]);
     let client = sender(&service, runs.disk(), "sender", "7300", &[&messages, &seed]);
     check_success(client.finish(LIMIT), &server);
     let done = server.finish(LIMIT).expect_counters(&[Counter::LogReferencedBytes]);
@@ -179,7 +174,8 @@ fn what_records_refer_to_survives_the_program_and_its_keeper() {
         was_referred_to += names(&runs)[1];
         // Others use what is free.
         let script = runs.disk().write("other.py", format!("{PRELUDE}{WRITER}"));
-        let other = Program::new("/usr/bin/python3").args([script.to_str().expect("UTF-8"), SERVICE_V4, "7400"]);
+        let other =
+            Program::new("/usr/bin/python3").args([script.to_str().expect("UTF-8"), SERVICE_V4, "7400"]);
         let other = other.args([runs.memory().join("other")]).args(["400", "7"]);
         let other = service.program(other, Mode::Auto).start(runs.disk(), "other");
         let _ = other.wait_for_line("ready");
