@@ -138,10 +138,6 @@ impl Peer {
         self.own.publish_mapped_chunks(mapped.chunks.len() as u32);
     }
 
-    fn has_file(&self, inode: u64) -> bool {
-        self.mapped.lock().chunks.iter().any(|chunk| chunk.inode() == Some(inode))
-    }
-
     fn file_of(&self, address: usize, len_bytes: usize) -> Option<(u64, u64)> {
         let mapped = self.mapped.lock();
         mapped.chunks.iter().find_map(|chunk| {
@@ -405,12 +401,6 @@ impl Peers {
     #[must_use]
     pub fn has_files(&self) -> bool {
         HAS_FILES.load(Relaxed)
-    }
-
-    /// Whether a peer has a file with this inode, or one had that is gone, while bytes of it may be held.
-    #[must_use]
-    pub fn has_file(&self, inode: u64) -> bool {
-        self.known_peers().iter().any(|peer| peer.has_file(inode))
     }
 
     /// Returns the file that bytes of a peer's memory lie in, by its inode, and their offset there; `None`: they lie in

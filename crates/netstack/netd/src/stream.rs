@@ -191,7 +191,8 @@ impl Stream {
                         self.is_readable = false;
                         PullResult::Nothing
                     }
-                    Errno::EINTR => PullResult::Nothing,
+                    // Tried again: nothing else would report the bytes, since events are edges.
+                    Errno::EINTR => PullResult::Bytes,
                     _ => {
                         self.has_ended = true;
                         PullResult::Broken

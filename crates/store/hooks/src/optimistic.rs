@@ -74,10 +74,6 @@ impl Received for ReceivedSegments {
         Some(Box::new(segment.clone()))
     }
 
-    fn is_known(&self, inode: u64) -> bool {
-        self.process.peers().has_file(inode)
-    }
-
     fn holder(&self) -> u64 {
         self.process.peers().id()
     }

@@ -26,8 +26,6 @@ pub const REFUSED: u64 = 7;
 /// `[ADOPT_MEMORY, inode, holder]`: records are to refer to a file of the service with this inode, which the process with
 /// this id of lanes holds bytes of. Answer: `[ADOPTED, 0, number]` with the file, or `[REFUSED, error number]`.
 pub const ADOPT_MEMORY: u64 = 16;
-/// `[FORGET_MEMORY, number]`: no record refers to that file of the service any more. Answer: [`DONE`].
-pub const FORGET_MEMORY: u64 = 17;
 /// `[DROP, slot, whether no process writes to the file]`: takes the file out of the log. Answer: `[DONE, 0]`
 /// once the file has all bytes of its records and no mark; `[REFUSED, error number]` if the sync failed and
 /// other writers are possible, so that the program asks again without them; `[DONE, error number]` if the sync

@@ -16,11 +16,10 @@ use super::client::{answer, answer_done, handle_requests, serve_by, slot};
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
 use crate::mapped::file::{Backing, LogMemory, MappedLog, supports_file};
-use crate::mapped::service_memory::{give_name, remove_name};
+use crate::mapped::service_memory::give_name;
 use crate::mark::{self, Owner};
 use crate::messages::{
-    ADOPT, ADOPT_MEMORY, ADOPTED, BYE, CLOSED, DIGEST, DROP, FORGET_MEMORY, LOG, MAKE_ROOM, REFUSED,
-    WELCOME_MAPPED,
+    ADOPT, ADOPT_MEMORY, ADOPTED, BYE, CLOSED, DIGEST, DROP, LOG, MAKE_ROOM, REFUSED, WELCOME_MAPPED,
 };
 use crate::state::{FAILED, FileSlot, GIVEN_UP, MAX_FILES, SETTLED, STATE_BYTES, State, TOUCHED, UNRELIABLE};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -195,11 +194,6 @@ impl Client<'_> {
                 }
                 Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
             },
-            (FORGET_MEMORY, ..) if message.words >= 2 => {
-                remove_name(self.log.directory(), self.owner.log, words[1]);
-                let number = usize::try_from(words[1]).unwrap_or(usize::MAX);
-                answer_done(link, self.log.service().forget(number))
-            }
             (ADOPT, Some(slot), Some(fd)) if message.words >= 4 && self.files[slot].is_none() => {
                 let file = u16::try_from(words[2]).map(|entry| FileId { entry, incarnation: Lsn(words[3]) });
                 let adopted = file.map_err(|_| Refusal::from(Errno::EINVAL));

@@ -10,7 +10,6 @@
 //! there is a name of its log. So what records refer to survives program, keeper and service.
 
 use crate::log_files::c_path;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::path::Path;
 use std::sync::OnceLock;
 use uncopy_mapped::mapping::{Flushing, Mapping};
@@ -28,8 +27,7 @@ pub const MAX_FILES: usize = 256;
 /// File of the service that is mapped.
 #[derive(Debug)]
 struct ServiceFile {
-    /// Inode of the file; 0 once it is forgotten.
-    inode: AtomicU64,
+    inode: u64,
     memory: FileMapping,
     mapping: Mapping,
 }
@@ -74,7 +72,6 @@ impl ServiceMemory {
         // place. This process uses this mapping through the value only, and logs store nothing in chunks.
         let mapping = unsafe { Mapping::new(memory.address() as *mut u8, FILE_BYTES, flushing) };
         let mapping = mapping.ok_or(Errno::EINVAL)?;
-        let inode = AtomicU64::new(inode);
         slot.set(ServiceFile { inode, memory, mapping }).map_err(|_| Errno::EEXIST)
     }
 
@@ -87,31 +84,15 @@ impl ServiceMemory {
     /// Returns the number of the file with this inode.
     #[must_use]
     pub fn number_of(&self, inode: u64) -> Option<usize> {
-        self.inodes().find(|(_, known)| *known == inode).map(|(number, _)| number)
+        self.files().find(|(_, file)| file.inode == inode).map(|(number, _)| number)
     }
 
-    /// Returns the numbers and inodes of all files.
-    pub fn inodes(&self) -> impl Iterator<Item = (usize, u64)> {
-        self.files().map(|(number, file)| (number, file.inode.load(Relaxed))).filter(|(_, inode)| *inode != 0)
-    }
-
-    /// Gives up a file that no record refers to. Its number is not used again.
+    /// Gives up all files, which no record refers to: private zeroes take their place.
     ///
     /// # Errors
     /// Errors of mmap(2) and mremap(2).
-    pub fn forget(&self, number: usize) -> Result<(), Errno> {
-        let Some(file) = self.files.get(number).and_then(OnceLock::get) else { return Ok(()) };
-        file.inode.store(0, Relaxed);
-        // Private zeroes take the place of the file, which the mapping does not keep any more.
-        file.memory.detach(core::iter::empty())
-    }
-
-    /// Gives up all files, which no record refers to.
-    ///
-    /// # Errors
-    /// Those of [`ServiceMemory::forget`].
-    pub fn forget_all(&self) -> Result<(), Errno> {
-        self.inodes().try_for_each(|(number, _)| self.forget(number))
+    pub fn forget(&self) -> Result<(), Errno> {
+        self.files().try_for_each(|(_, file)| file.memory.detach(core::iter::empty()))
     }
 
     fn files(&self) -> impl Iterator<Item = (usize, &ServiceFile)> {
@@ -161,18 +142,9 @@ pub fn give_name(directory: &Path, name: &LogName) -> Result<OwnFd, Errno> {
     Ok(file)
 }
 
-/// Removes the name that a log has given to its file with a number.
-pub fn remove_name(directory: &Path, log: u64, number: u64) {
-    remove_those(directory, log, |name| u64::from(name.number) == number);
-}
-
 /// Removes the names of a log whose records refer to no file any more.
 pub fn remove_names(directory: &Path, log: u64) {
-    remove_those(directory, log, |_| true);
-}
-
-fn remove_those(directory: &Path, log: u64, is_one: impl Fn(&LogName) -> bool) {
     let names = names_of(directory, log);
     let Ok(directory) = c_path(directory).and_then(|directory| memory_file::open(&directory)) else { return };
-    names.iter().filter(|name| is_one(name)).for_each(|name| directory.remove(&name.name()));
+    names.iter().for_each(|name| directory.remove(&name.name()));
 }

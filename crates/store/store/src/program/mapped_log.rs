@@ -337,7 +337,7 @@ impl MappedLog {
         let _log = lock(&self.log);
         // No record is left.
         self.received.retire(Lsn(u64::MAX));
-        self.service.forget_all()?;
+        self.service.forget()?;
         let pool_at = self.memory.len_bytes() - self.pool.len_bytes();
         let owned = self.pool.close();
         self.memory.detach(owned.into_iter().map(|(at, len_bytes)| (pool_at + at, len_bytes)))

@@ -30,9 +30,6 @@ pub trait Received {
     /// Keeps a part's bytes unchanged.
     fn hold(&self, part: Part) -> Option<Hold>;
 
-    /// Whether bytes of the file with this inode may be held, or arrive.
-    fn is_known(&self, inode: u64) -> bool;
-
     /// Id of this process's lanes, by which the service knows it.
     fn holder(&self) -> u64;
 }
@@ -45,9 +42,6 @@ pub trait FileKeeper {
     /// # Errors
     /// ENOENT if the log's directory has no such file; other errors of the keeper or the connection.
     fn adopt(&self, inode: u64, holder: u64) -> Result<(usize, OwnFd), Errno>;
-
-    /// Has the name of a file removed to which no record refers.
-    fn forget(&self, number: usize);
 
     /// Whether the log's memory is persistent.
     fn is_persistent(&self) -> bool;
@@ -124,7 +118,6 @@ impl ReceivedPins {
         if self.refused.lock().contains(&inode) {
             return None;
         }
-        self.forget_unknown(keeper, service, received);
         let adopted = keeper.adopt(inode, received.holder()).and_then(|(number, file)| {
             service.insert(number, &file, inode, keeper.is_persistent()).map(|()| number)
         });
@@ -139,17 +132,6 @@ impl ReceivedPins {
             ));
         }
         None
-    }
-
-    /// Gives up files of a service that has ended. What records refer to is held, and so known.
-    fn forget_unknown(&self, keeper: &dyn FileKeeper, service: &ServiceMemory, received: &dyn Received) {
-        for (number, inode) in service.inodes().collect::<Vec<_>>() {
-            if !received.is_known(inode) {
-                keeper.forget(number);
-                // Without memory for that, the file stays mapped.
-                let _ = service.forget(number);
-            }
-        }
     }
 
     /// Keeps what the record that ends at `end` refers to.

@@ -7,8 +7,8 @@ use crate::layout::{RING_OFFSET, Superblock};
 use crate::lock;
 use crate::log::Log;
 use crate::messages::{
-    ADOPT_MEMORY, ADOPTED, BYE, DIGEST, FORGET_MEMORY, HELLO, LOG, MAKE_ROOM, PROTOCOL, REFUSED, UNAVAILABLE,
-    WELCOME, WELCOME_MAPPED,
+    ADOPT_MEMORY, ADOPTED, BYE, DIGEST, HELLO, LOG, MAKE_ROOM, PROTOCOL, REFUSED, UNAVAILABLE, WELCOME,
+    WELCOME_MAPPED,
 };
 use crate::state::{FileSlot, SLOTS_OFFSET, STATE_BYTES, State};
 use core::ffi::CStr;
@@ -354,10 +354,6 @@ impl FileKeeper for Session {
             ([REFUSED, errno, ..], _) => Err(Errno(errno as i32)),
             _ => Err(Errno(libc::EPROTO)),
         }
-    }
-
-    fn forget(&self, number: usize) {
-        let _ = self.request(&[FORGET_MEMORY, number as u64]);
     }
 
     fn is_persistent(&self) -> bool {
