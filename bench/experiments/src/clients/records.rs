@@ -177,16 +177,18 @@ struct Records {
     len_bytes: usize,
     /// The distribution of keys; `None` for a uniform one.
     zipfian: Option<Zipfian>,
+    /// Beginning of all keys' names.
+    prefix: &'static str,
 }
 
 impl Records {
-    fn new(workload: Workload, len_bytes: usize) -> Self {
+    fn new(workload: Workload, len_bytes: usize, prefix: &'static str) -> Self {
         let is_zipfian = workload == Workload::YcsbA;
         let max = (MAX_RECORDS_BYTES / len_bytes.max(1) as u64).clamp(FEW_RECORDS, MAX_RECORDS);
         let count = if is_zipfian { max } else { FEW_RECORDS };
         let records = std::iter::repeat_with(Record::default).take(usize::try_from(count).unwrap_or(0));
         let (records, values) = (records.collect(), Values::new(len_bytes, 1));
-        Self { records, values, len_bytes, zipfian: is_zipfian.then(|| Zipfian::new(count)) }
+        Self { records, values, len_bytes, zipfian: is_zipfian.then(|| Zipfian::new(count)), prefix }
     }
 
     /// Returns the range of all keys.
@@ -202,9 +204,9 @@ impl Records {
         }
     }
 
-    fn name(key: u64) -> Vec<u8> {
-        // YCSB's name of the key, with a scrambled number.
-        format!("user{}", Random::new(key).next()).into_bytes()
+    /// Returns YCSB's name of a key, with a scrambled number.
+    fn name(&self, key: u64) -> Vec<u8> {
+        format!("{}{}", self.prefix, Random::new(key).next()).into_bytes()
     }
 
     fn record(&self, key: u64) -> Result<&Record> {
@@ -219,7 +221,7 @@ impl Records {
         let version = record.last_begun.fetch_add(1, Ordering::SeqCst) + 1;
         let (stamp, rest) = self.values.parts(key, version, self.len_bytes);
         let sent = Instant::now();
-        connection.set_parts(&Self::name(key), &[&stamp, rest])?;
+        connection.set_parts(&self.name(key), &[&stamp, rest])?;
         let received = Instant::now();
         record.set.store(version, Ordering::SeqCst);
         Ok(Exchange { sent, received, verified_bytes: 0 })
@@ -230,7 +232,7 @@ impl Records {
         let record = self.record(key)?;
         let oldest = record.set.load(Ordering::SeqCst);
         let sent = Instant::now();
-        let found = connection.get_into(&Self::name(key), value)?;
+        let found = connection.get_into(&self.name(key), value)?;
         let received = Instant::now();
         let newest = record.last_begun.load(Ordering::SeqCst);
         if !found {
@@ -269,10 +271,24 @@ impl Clients {
     /// # Errors
     /// [`Failure`] when the server refuses a connection or a value.
     pub fn open(server: SocketAddr, workload: Workload, len_bytes: usize, count: usize) -> Result<Self> {
+        Self::open_named(server, workload, len_bytes, count, "user")
+    }
+
+    /// Opens connections as [`Clients::open`] does, with keys whose names begin with `prefix`.
+    ///
+    /// # Errors
+    /// The errors of [`Clients::open`].
+    pub fn open_named(
+        server: SocketAddr,
+        workload: Workload,
+        len_bytes: usize,
+        count: usize,
+        prefix: &'static str,
+    ) -> Result<Self> {
         if len_bytes < STAMP_BYTES {
             return Err(Failure::new(format!("values must have at least {STAMP_BYTES} bytes")));
         }
-        let records = Records::new(workload, len_bytes);
+        let records = Records::new(workload, len_bytes, prefix);
         let mut clients = Self { server, records, workload, clients: Vec::new() };
         let mut connection = Connection::open(server, TIMEOUT)?;
         for key in clients.records.keys() {

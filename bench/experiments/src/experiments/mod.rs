@@ -12,6 +12,7 @@ mod echo;
 mod files;
 mod lab;
 mod lanes;
+mod latency;
 mod load;
 mod memcached;
 mod memory;
@@ -73,6 +74,7 @@ commands! {
     Transmit(transmit::Transmit),
     Redis(redis::Redis),
     Small(small::Small),
+    Latency(latency::Latency),
     Memory(memory::Memory),
     Memcached(memcached::Memcached),
     Files(files::Files),

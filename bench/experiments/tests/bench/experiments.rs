@@ -325,6 +325,25 @@ fn store_finds_in_files_what_was_appended_and_synced() {
 }
 
 #[test]
+fn latencies_are_measured_beside_something_large() {
+    let scratch = Scratch::new();
+    let words = ["latency", "--stored=4194304"];
+    let (json, _) = scratch.experiment(&[&words[..], &SHORT].concat());
+    let rows = [
+        "GET 1 KiB beside GETs of 10 MiB",
+        "SET 1 KiB beside BGREWRITEAOF",
+        "GET 64 KiB after 100 ms",
+        "SET 1 KiB, BGSAVE of 4 MiB",
+    ];
+    assert_eq!(titles(&json), rows);
+    assert_figures(&json, &["plain", "plain_again", "uncopy"]);
+    for comparison in comparisons(&json) {
+        let plain = &comparison["sides"]["plain"];
+        assert!(plain["latency_p999_us"]["median"].as_f64() > Some(0.0), "{comparison:#}");
+    }
+}
+
+#[test]
 fn files_in_memory_are_not_synced() {
     let scratch = Scratch::new();
     let output = scratch.bench(&["store", "append", "--quick", "--dir=/dev/shm"]);
