@@ -1,14 +1,16 @@
 //! The keeper serves a program that the test plays itself, with a log and files on tmpfs.
 
 use super::*;
-use crate::log_files::boot;
+use crate::log_files::{boot, c_path};
 use crate::mapped::file as mapped_file;
 use crate::mapped::file::NO_CHUNKS;
+use crate::mapped::service_memory::FILE_BYTES;
 use crate::mapped::testing::{Directory, no_forks, spawn};
 use crate::messages::{DONE, HELLO, PROTOCOL};
 use std::fs::{self, File};
 use std::io::{Seek as _, Write as _};
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, RwLockReadGuard};
@@ -22,7 +24,7 @@ use uncopy_mapped::recovery::Recovery;
 use uncopy_mapped::table::Identity;
 use uncopy_sys::background::{notifier, notify};
 use uncopy_sys::descriptor::ProgramFd;
-use uncopy_sys::mem;
+use uncopy_sys::{mem, memory_file};
 
 mod failing;
 mod hostile;
@@ -364,6 +366,39 @@ fn records_refer_to_memory_behind_the_log() {
         let reference = Part::Reference(Reference { chunk, at, len_bytes: 4 });
         assert!(program.log.append(&memory, id, 0, &[reference]).is_err(), "{chunk} {at}");
     }
+}
+
+#[test]
+fn records_refer_to_files_of_the_service_until_the_log_is_empty() {
+    let (directory, mut program, _guard) = program("service");
+    fs::set_permissions(&directory.0, fs::Permissions::from_mode(0o700)).expect("permissions");
+    let folder = c_path(&directory.0).expect("no NUL");
+    let made = memory_file::create(&folder, FILE_BYTES as u64).expect("a file");
+    let received = [b'r'; 10_000];
+    file::write_at(&made.locked, 5000, &received).expect("written");
+    let (path, file) = directory.file("a", 0);
+    let id = program.adopt(0, &file);
+    let (log, _) = MappedLog::open_to_read(&program.log_path()).expect("mapped");
+    let reference = Part::Reference(Reference { chunk: 1, at: 5000, len_bytes: received.len() as u32 });
+    let append = |program: &mut Program| {
+        let memory = log.contents().expect("a log");
+        let appended = program.log.append(&memory, id, 0, &[reference]);
+        program.log.commit();
+        appended
+    };
+    assert!(append(&mut program).is_err(), "the keeper has not given the file a name");
+    assert_eq!(program.ask(&[ADOPT_MEMORY, made.inode + 1, 77], None)[..2], [REFUSED, libc::ENOENT as u64]);
+    assert_eq!(program.ask(&[ADOPT_MEMORY, made.inode, 77], None), [ADOPTED, 0, 0]);
+    append(&mut program).expect("room");
+    // The service ends, and the next one removes its name.
+    drop(made);
+    assert_eq!(memory_file::remove_stale(&folder), Ok(1));
+    let names = || memory_file::log_names(&memory_file::open(&folder).expect("opened")).expect("names");
+    assert_eq!(names().iter().map(|name| (name.holder, name.number)).collect::<Vec<_>>(), [(77, 0)]);
+    drop(log);
+    program.end();
+    assert_eq!(fs::read(&path).expect("read"), received);
+    assert_eq!(names(), []);
 }
 
 #[test]
