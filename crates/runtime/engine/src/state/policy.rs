@@ -41,6 +41,15 @@ uncopy_sys::statics! {
     };
 }
 
+/// Gives a test the policy of this process, which it sets to `mode`, for as long as the guard lives.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn with_mode(mode: Policy) -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    POLICY.set_mode(mode);
+    turn
+}
+
 impl Accounts {
     /// Sets the mode (`--policy`).
     pub(crate) fn set_mode(&self, mode: Policy) {

@@ -59,6 +59,8 @@ mod tests {
 
     #[test]
     fn it_is_early_until_so_much_was_received_and_again_in_a_child() {
+        // Other tests of the process need another mode.
+        let _turn = crate::state::policy::with_mode(Policy::Auto);
         configure(Some(100_000));
         assert!(is_warming_up());
         count_received(60_000);

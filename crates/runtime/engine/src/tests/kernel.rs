@@ -11,8 +11,8 @@ use crate::range::apply::{Source, apply};
 use crate::range::block::Flag;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
-use crate::state::policy::POLICY;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use crate::state::policy::{POLICY, with_mode};
+use std::sync::{MutexGuard, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES};
@@ -38,15 +38,13 @@ fn mapping(len_bytes: usize) -> usize {
 /// Activates the engine of this process, with everything elided. One test at a time has it, while the guard lives.
 fn engine() -> MutexGuard<'static, ()> {
     static BEGUN: Once = Once::new();
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = with_mode(Policy::Always);
     BEGUN.call_once(|| {
         let (policy, min_size_bytes) = (Policy::Always, PAGE_BYTES);
         activation::configure(&Options { policy, min_size_bytes, foreign: true, ..Options::default() });
         assert!(activation::ensure_heap());
         assert!(activation::activate(), "userfaultfd: run as root, or see uncopy doctor");
     });
-    POLICY.set_mode(Policy::Always);
     turn
 }
 
