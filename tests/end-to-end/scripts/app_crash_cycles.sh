@@ -137,10 +137,19 @@ wait_for_client() {
 }
 has_ended() { ! kill -0 "$1" 2>/dev/null || grep -q "^State:.Z" "/proc/$1/status"; }
 
+# Kills the program with all that descend from it, and these processes, and waits until none is left: PostgreSQL does not begin
+# again while one has its memory.
 kill_all() {
-    # shellcheck disable=SC2046 # numbers
-    kill -9 "$@" 2>/dev/null || true
+    local process all
+    # It makes no more of them.
+    kill -STOP "$program" 2>/dev/null || true
+    all="$* $(process_tree "$program")"
+    # shellcheck disable=SC2086 # numbers
+    kill -9 $all 2>/dev/null || true
     wait "$program" 2>/dev/null || true
+    for process in $all; do
+        wait_for has_ended "$process"
+    done
     wait_for_client
 }
 
@@ -153,13 +162,13 @@ run_cycle() {
     keeper_pids=$(keepers)
     count_syncs
     case $what in
-    program) kill_all $(process_tree "$program") ;;
-    both) kill_all $keeper_pids $(process_tree "$program") ;;
+    program) kill_all ;;
+    both) kill_all $keeper_pids ;;
     keeper)
         kill -9 $keeper_pids 2>/dev/null || true
         before=$(acknowledged)
         wait_for has_progressed
-        kill_all $(process_tree "$program")
+        kill_all
         ;;
     part)
         # The server ends the others, and begins again by itself.
@@ -171,7 +180,7 @@ run_cycle() {
         wait_for has_compared
         before=$(acknowledged)
         wait_for has_progressed
-        kill_all $(process_tree "$program")
+        kill_all
         ;;
     power | keeper-power)
         if [ "$what" = keeper-power ]; then
@@ -180,7 +189,7 @@ run_cycle() {
         fi
         kill -STOP $(process_tree "$program") $keeper_pids
         copy_disk
-        kill_all $(process_tree "$program") $keeper_pids
+        kill_all $keeper_pids
         wait_for no_keeper
         reboot_disk
         ;;
