@@ -246,7 +246,7 @@ pub(crate) fn has(role: Role) -> bool {
 #[must_use]
 pub fn is_of_library() -> bool {
     let own = crate::lock::thread_id();
-    [&HANDLER, &TWIN, &LANES].iter().any(|id| id.load(Relaxed) == own)
+    [Role::Faults, Role::Twin, Role::Lanes].into_iter().any(|role| id_of(role).load(Relaxed) == own)
 }
 
 /// Whether any thread of the library exists.

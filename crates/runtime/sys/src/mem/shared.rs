@@ -1,6 +1,6 @@
 //! Memory that other processes of the same user may map: sealed memory files of fixed length, which
 //! only their creator maps writable, except for [`JointMemory`] ones; or files to which logs can refer
-//! ([`memory_file`](crate::memory_file)), which cannot be sealed.
+//! ([`memory_file`]), which cannot be sealed.
 //!
 //! The descriptors belong to the thread that creates or receives them; the mappings to the process.
 
