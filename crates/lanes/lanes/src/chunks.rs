@@ -102,9 +102,12 @@ impl Chunks {
 
     /// Releases what is kept for logs of peers that have ended, once the logs do not refer to it any more.
     pub(crate) fn release_logged(&mut self, pool: &Pool) {
-        let logged = pool.logged();
         let now_ms = now_ms();
-        if logged.is_empty() || now_ms.wrapping_sub(self.looked_ms) < LOOK_MS {
+        if DIRECTORY.get().is_none() || now_ms.wrapping_sub(self.looked_ms) < LOOK_MS {
+            return;
+        }
+        let logged = pool.logged();
+        if logged.is_empty() {
             return;
         }
         self.looked_ms = now_ms;

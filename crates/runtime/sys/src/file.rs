@@ -217,12 +217,7 @@ pub fn is_writable(fd: impl Descriptor) -> Result<bool, Errno> {
 /// # Errors
 /// Errors of linkat(2).
 pub fn link_unnamed(fd: impl Descriptor, path: &CStr) -> Result<(), Errno> {
-    let link = link_of(fd)?;
-    let (here, flags) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
-    // SAFETY: `link` and `path` are NUL-terminated and live through the call; linkat(2) only reads them.
-    let named =
-        unsafe { kernel!(Name, syscall!(libc::SYS_linkat, here, link.as_ptr(), here, path.as_ptr(), flags)) };
-    check(named).map(drop)
+    link_into(fd, ProgramFd::CURRENT_DIRECTORY, path)
 }
 
 /// Gives a file, which may have been opened with `O_TMPFILE`, a name in an open directory.

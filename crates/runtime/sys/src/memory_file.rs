@@ -10,7 +10,7 @@
 
 use crate::descriptor::{Descriptor, OwnFd};
 use crate::errno::Errno;
-use crate::private_directory::{FILE_MODE, FileKind, PrivateDirectory};
+use crate::private_directory::{FILE_MODE, FileKind, PrivateDirectory, judge_linked};
 use crate::{file, file_lock, ids};
 use core::ffi::CStr;
 use std::ffi::CString;
@@ -131,12 +131,8 @@ fn open_checked(
 /// EPERM if it is not; errors of fstat(2).
 pub fn check(fd: impl Descriptor, len_bytes: u64) -> Result<u64, Errno> {
     let status = file::status(fd)?;
-    let is_ours = status.user == ids::effective_user() && status.mode & 0o7777 == FILE_MODE;
-    if status.is_regular() && is_ours && status.len_bytes == len_bytes {
-        Ok(status.inode)
-    } else {
-        Err(Errno::EPERM)
-    }
+    judge_linked(&status, FileKind::File, |user| user == ids::effective_user())?;
+    if status.len_bytes == len_bytes { Ok(status.inode) } else { Err(Errno::EPERM) }
 }
 
 /// Opens a directory that only this user can enter.

@@ -233,8 +233,7 @@ impl PrivateDirectory {
     ) -> Result<OwnFd, DirectoryError> {
         let flags = access | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
         let fd = file::open_at(&self.fd, name, flags, 0)?;
-        let status = file::status(&fd)?;
-        judge(&Status { links: 1, ..status }, kind, |user| user == self.owner).map(|()| fd)
+        judge_linked(&file::status(&fd)?, kind, |user| user == self.owner).map(|()| fd)
     }
 
     /// Creates a file that only its owner can read, open for reading and writing, in place of any old one.
@@ -287,6 +286,16 @@ fn judge(
     kind: FileKind,
     is_accepted: impl FnOnce(u32) -> bool,
 ) -> Result<(), DirectoryError> {
+    judge_linked(status, kind, is_accepted)?;
+    if status.links == 1 { Ok(()) } else { Err(DirectoryError::HardLinked) }
+}
+
+/// Checks kind, owner and mode of a file that may have other names.
+pub(crate) fn judge_linked(
+    status: &Status,
+    kind: FileKind,
+    is_accepted: impl FnOnce(u32) -> bool,
+) -> Result<(), DirectoryError> {
     if status.mode & libc::S_IFMT != kind.format() {
         return Err(DirectoryError::WrongKind(kind));
     }
@@ -295,9 +304,6 @@ fn judge(
     }
     if status.mode & MODE_BITS != FILE_MODE {
         return Err(DirectoryError::WrongMode(FILE_MODE));
-    }
-    if status.links != 1 {
-        return Err(DirectoryError::HardLinked);
     }
     Ok(())
 }

@@ -26,6 +26,12 @@ pub enum Flushing {
 }
 
 impl Flushing {
+    /// Returns what memory needs that is persistent, or only emulates it. See [`Flushing::detect`].
+    #[must_use]
+    pub fn of(is_persistent: bool) -> Self {
+        if is_persistent { Self::detect() } else { Self::NotNeeded }
+    }
+
     /// Returns the best flush instruction of this processor (CPUID, leaf 7). CPUID exits to the hypervisor in a
     /// virtual machine: call this once.
     #[must_use]

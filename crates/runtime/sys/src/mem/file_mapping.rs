@@ -1,6 +1,6 @@
 //! A file mapped shared, which children do not inherit.
 
-use super::files::{map_shared, map_sync, map_to_read};
+use super::files::map_shared_as;
 use super::mapping::replace;
 use crate::call::{kernel, syscall};
 use crate::descriptor::OwnRef;
@@ -22,8 +22,7 @@ impl FileMapping {
     /// # Errors
     /// EOPNOTSUPP if the file is not on persistent memory; other errors of mmap(2) and madvise(2).
     pub fn new(file: OwnRef, len_bytes: usize, is_persistent: bool) -> Result<Self, Errno> {
-        let base = if is_persistent { map_sync(file, len_bytes) } else { map_shared(file, len_bytes) }?;
-        Self::keep_from_children(Self { base, len_bytes })
+        Self::with(file, len_bytes, libc::PROT_READ | libc::PROT_WRITE, is_persistent)
     }
 
     /// Maps a file as [`FileMapping::new`] does, for reading only.
@@ -31,12 +30,12 @@ impl FileMapping {
     /// # Errors
     /// Those of [`FileMapping::new`].
     pub fn to_read(file: OwnRef, len_bytes: usize, is_persistent: bool) -> Result<Self, Errno> {
-        let base = map_to_read(file, len_bytes, is_persistent)?;
-        Self::keep_from_children(Self { base, len_bytes })
+        Self::with(file, len_bytes, libc::PROT_READ, is_persistent)
     }
 
-    fn keep_from_children(mapping: Self) -> Result<Self, Errno> {
-        let Self { base, len_bytes } = mapping;
+    fn with(file: OwnRef, len_bytes: usize, protection: i32, is_persistent: bool) -> Result<Self, Errno> {
+        let base = map_shared_as(file, len_bytes, protection, is_persistent)?;
+        let mapping = Self { base, len_bytes };
         // A child that drops privileges must not be able to write to its parent's file.
         // SAFETY: the range is the mapping made above, which nothing uses yet.
         let advised = check(unsafe {

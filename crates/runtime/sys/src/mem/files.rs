@@ -49,7 +49,7 @@ pub unsafe fn map_private_file(
 /// # Errors
 /// Errors of mmap(2).
 pub fn map_shared(fd: impl Descriptor, len_bytes: usize) -> Result<usize, Errno> {
-    map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.number())
+    map_shared_as(fd, len_bytes, libc::PROT_READ | libc::PROT_WRITE, false)
 }
 
 /// Maps the first `len_bytes` of a file as [`map_shared`] does, so that flushed lines survive power loss (`MAP_SYNC`,
@@ -58,20 +58,22 @@ pub fn map_shared(fd: impl Descriptor, len_bytes: usize) -> Result<usize, Errno>
 /// # Errors
 /// Errors of mmap(2): EOPNOTSUPP if the file is not on a DAX file system.
 pub fn map_sync(fd: impl Descriptor, len_bytes: usize) -> Result<usize, Errno> {
-    let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
-    map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd.number())
+    map_shared_as(fd, len_bytes, libc::PROT_READ | libc::PROT_WRITE, true)
 }
 
-/// Maps the first `len_bytes` of a file for reading, as [`map_sync`] does if it `is_persistent`, else as [`map_shared`].
-///
-/// # Errors
-/// Those of [`map_sync`].
-pub fn map_to_read(fd: impl Descriptor, len_bytes: usize, is_persistent: bool) -> Result<usize, Errno> {
+/// Maps the first `len_bytes` of a file with a protection of its own, as [`map_sync`] does if it `is_persistent`, else as
+/// [`map_shared`].
+pub(super) fn map_shared_as(
+    fd: impl Descriptor,
+    len_bytes: usize,
+    protection: i32,
+    is_persistent: bool,
+) -> Result<usize, Errno> {
     let flags = if is_persistent { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC } else { libc::MAP_SHARED };
-    map(len_bytes, libc::PROT_READ, flags, fd.number())
+    map(len_bytes, protection, flags, fd.number())
 }
 
-/// Unmaps a mapping of [`map_shared`], [`map_sync`] or [`map_to_read`].
+/// Unmaps a mapping of [`map_shared`] or [`map_sync`].
 ///
 /// # Safety
 /// Nothing may use the mapping any more.

@@ -4,7 +4,7 @@
 //!
 //! The descriptors belong to the thread that creates or receives them; the mappings to the process.
 
-use super::files::{map_shared, map_sync};
+use super::file_mapping::FileMapping;
 use super::mapping::{map, replace};
 use crate::call::{kernel, syscall};
 use crate::descriptor::{Descriptor, OwnFd};
@@ -24,8 +24,8 @@ pub struct SharedMemory {
     base: usize,
     len_bytes: usize,
     fd: Option<OwnFd>,
-    /// Number of the inode if it is a file to which logs can refer; 0: sealed memory.
-    inode: u64,
+    /// Number of the inode if it is a file to which logs can refer.
+    inode: Option<u64>,
     /// The file as its maker has it, locked.
     locked: Option<OwnFd>,
 }
@@ -73,7 +73,7 @@ impl SharedMemory {
     pub const NONE: Self = Self::new(0, 0, None);
 
     const fn new(base: usize, len_bytes: usize, fd: Option<OwnFd>) -> Self {
-        Self { base, len_bytes, fd, inode: 0, locked: None }
+        Self { base, len_bytes, fd, inode: None, locked: None }
     }
 
     /// Creates `len_bytes` bytes (whole pages) of zeroes that only this process can write.
@@ -106,13 +106,14 @@ impl SharedMemory {
     pub fn make_in(directory: &core::ffi::CStr, len_bytes: usize) -> Result<Self, Errno> {
         let MemoryFile { locked, readable, inode } = memory_file::create(directory, len_bytes as u64)?;
         // With DAX, a fault waits until the file system can find the page again; elsewhere this emulates it.
-        let mapped = match map_sync(&locked, len_bytes) {
-            Err(Errno(libc::EOPNOTSUPP | libc::EINVAL)) => map_shared(&locked, len_bytes),
+        let map = |is_persistent| FileMapping::new(locked.reference(), len_bytes, is_persistent);
+        let mapped = match map(true) {
+            Err(Errno(libc::EOPNOTSUPP | libc::EINVAL)) => map(false),
             mapped => mapped,
         };
-        let base = mapped.inspect_err(|_| memory_file::remove(directory, inode))?;
-        let shared = Self { inode, locked: Some(locked), ..Self::new(base, len_bytes, Some(readable)) };
-        shared.keep_from_children().map(|()| shared)
+        let base = mapped.inspect_err(|_| memory_file::remove(directory, inode))?.address();
+        let shared = Self::new(base, len_bytes, Some(readable));
+        Ok(Self { inode: Some(inode), locked: Some(locked), ..shared })
     }
 
     /// Maps memory that another process has created, read-only.
@@ -130,14 +131,12 @@ impl SharedMemory {
     /// # Errors
     /// EPERM if the file is neither; else the error of the failed call.
     pub fn map_others_or_file(fd: OwnFd, len_bytes: usize) -> Result<Self, Errno> {
-        match check_sealed(&fd, len_bytes) {
-            Ok(()) => Self::map_others(fd, len_bytes),
-            Err(_) => {
-                let inode = memory_file::check(&fd, len_bytes as u64)?;
-                let base = map_alone(len_bytes, libc::PROT_READ, &fd)?;
-                Ok(Self { inode, ..Self::new(base, len_bytes, None) })
-            }
-        }
+        let inode = match check_sealed(&fd, len_bytes) {
+            Ok(()) => None,
+            Err(_) => Some(memory_file::check(&fd, len_bytes as u64)?),
+        };
+        let base = map_alone(len_bytes, libc::PROT_READ, &fd)?;
+        Ok(Self { inode, ..Self::new(base, len_bytes, None) })
     }
 
     /// Makes memory that this process has created private: later writes of this process are not
@@ -216,7 +215,7 @@ impl SharedMemory {
     /// Number of the inode if this is a file to which logs can refer.
     #[must_use]
     pub const fn inode(&self) -> Option<u64> {
-        if self.inode == 0 { None } else { Some(self.inode) }
+        self.inode
     }
 
     /// The file's descriptor, for others; for the thread that created it.

@@ -220,7 +220,7 @@ impl MappedLog {
         let backing = backing(fd)?;
         let is_persistent = backing == Backing::Persistent;
         let base = if is_persistent { mem::map_sync(fd, len_bytes) } else { mem::map_shared(fd, len_bytes) }?;
-        let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
+        let flushing = Flushing::of(is_persistent);
         // SAFETY: the pages were mapped above, readable and writable, for `len_bytes`; `drop` unmaps them with the
         // value, which is not given away. This process knows the address only as a `Mapping`. `stream` is called
         // by `Log` alone, which fences before the bytes are read.

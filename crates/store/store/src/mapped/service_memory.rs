@@ -18,6 +18,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::file;
 use uncopy_sys::mem::FileMapping;
 use uncopy_sys::memory_file::{self, LogName};
+use uncopy_sys::private_directory::PrivateDirectory;
 
 /// Length of a file, bytes: a chunk of shared memory.
 pub const FILE_BYTES: usize = 4 << 20;
@@ -47,10 +48,9 @@ impl ServiceMemory {
 
     /// Maps the files that have a name of a log in a directory. Those that cannot be opened are missing.
     pub fn open_named(&self, directory: &Path, log: u64, is_persistent: bool) {
-        for name in names_of(directory, log) {
-            let opened = c_path(directory)
-                .and_then(|directory| memory_file::open(&directory))
-                .and_then(|directory| memory_file::open_logged(&directory, &name, FILE_BYTES as u64));
+        let Ok(directory) = open(directory) else { return };
+        for name in names_of(&directory, log) {
+            let opened = memory_file::open_logged(&directory, &name, FILE_BYTES as u64);
             // A record that refers to a missing file is damaged.
             let _ =
                 opened.and_then(|file| self.insert(name.number as usize, &file, name.inode, is_persistent));
@@ -67,7 +67,7 @@ impl ServiceMemory {
             return Err(Errno::EEXIST);
         }
         let memory = FileMapping::to_read(file.reference(), FILE_BYTES, is_persistent)?;
-        let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
+        let flushing = Flushing::of(is_persistent);
         // SAFETY: the file is mapped readable until `drop`, when nothing uses it any more; `forget` puts private memory in its
         // place. This process uses this mapping through the value only, and logs store nothing in chunks.
         let mapping = unsafe { Mapping::new(memory.address() as *mut u8, FILE_BYTES, flushing) };
@@ -122,12 +122,13 @@ impl Default for ServiceMemory {
     }
 }
 
-fn names_of(directory: &Path, log: u64) -> Vec<LogName> {
-    let names = c_path(directory)
-        .and_then(|directory| memory_file::open(&directory))
-        .and_then(|directory| memory_file::log_names(&directory));
-    // Without the directory there is no log either.
-    names.unwrap_or_default().into_iter().filter(|name| name.log == log).collect()
+fn open(directory: &Path) -> Result<PrivateDirectory, Errno> {
+    memory_file::open(&c_path(directory)?)
+}
+
+fn names_of(directory: &PrivateDirectory, log: u64) -> Vec<LogName> {
+    let names = memory_file::log_names(directory).unwrap_or_default();
+    names.into_iter().filter(|name| name.log == log).collect()
 }
 
 /// Gives the service's file with this inode a name of a log, durably. Returns the open file.
@@ -135,7 +136,7 @@ fn names_of(directory: &Path, log: u64) -> Vec<LogName> {
 /// # Errors
 /// ENOENT if the service has no such file in the log's directory; EPERM if it is not this user's; errors of linkat(2).
 pub fn give_name(directory: &Path, name: &LogName) -> Result<OwnFd, Errno> {
-    let directory = memory_file::open(&c_path(directory)?)?;
+    let directory = open(directory)?;
     let file = memory_file::open_makers(&directory, name.inode, FILE_BYTES as u64)?;
     file::link_into(&file, directory.fd(), &name.name())?;
     file::sync(directory.fd())?;
@@ -144,7 +145,7 @@ pub fn give_name(directory: &Path, name: &LogName) -> Result<OwnFd, Errno> {
 
 /// Removes the names of a log whose records refer to no file any more.
 pub fn remove_names(directory: &Path, log: u64) {
-    let names = names_of(directory, log);
-    let Ok(directory) = c_path(directory).and_then(|directory| memory_file::open(&directory)) else { return };
-    names.iter().for_each(|name| directory.remove(&name.name()));
+    // Without the directory there is no log either.
+    let Ok(directory) = open(directory) else { return };
+    names_of(&directory, log).iter().for_each(|name| directory.remove(&name.name()));
 }

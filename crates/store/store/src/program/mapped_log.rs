@@ -85,7 +85,7 @@ impl FillLevel {
 
 /// Returns the file's memory as a value of its own for each user.
 fn mapping(memory: &FileMapping, is_persistent: bool) -> Result<Mapping, Errno> {
-    let flushing = if is_persistent { Flushing::detect() } else { Flushing::NotNeeded };
+    let flushing = Flushing::of(is_persistent);
     // SAFETY: the file is mapped writable until `FileMapping::detach`, after which no file is in the log. This process
     // uses the memory of the log through values of this type only. Records are streamed into room that no other thread
     // accesses: the log's lock is held, and a digester reads committed records, which follow a fence. Chunk 0 is only
@@ -95,11 +95,15 @@ fn mapping(memory: &FileMapping, is_persistent: bool) -> Result<Mapping, Errno> 
 }
 
 /// Finds an empty log in a file, and makes this process its writer.
-fn open(memory: &FileMapping, all: &Mapping, is_persistent: bool) -> Result<Log<Mapping>, Errno> {
+fn open(
+    memory: &FileMapping,
+    all: &Mapping,
+    service: &ServiceMemory,
+    is_persistent: bool,
+) -> Result<Log<Mapping>, Errno> {
     let proto = Errno(libc::EPROTO);
     let reader = Reader::open(all).map_err(|_| proto)?;
-    let service = ServiceMemory::new();
-    let chunks = LogMemory::new(all, reader.superblock(), &service);
+    let chunks = LogMemory::new(all, reader.superblock(), service);
     let recovery = Recovery::open(mapping(memory, is_persistent)?, &chunks, boot()).map_err(|_| proto)?;
     let empty = recovery.finish().map_err(|_| proto)?;
     Ok(Log::attach(empty, boot(), u64::from(std::process::id())))
@@ -116,13 +120,13 @@ impl MappedLog {
             return Err(Errno(libc::EPROTO));
         }
         let memory = FileMapping::new(file, len_bytes as usize, is_persistent)?;
-        let attached =
-            mapping(&memory, is_persistent).and_then(|all| Ok((open(&memory, &all, is_persistent)?, all)));
+        let service = ServiceMemory::new();
+        let attached = mapping(&memory, is_persistent)
+            .and_then(|all| Ok((open(&memory, &all, &service, is_persistent)?, all)));
         let (log, all) = attached.inspect_err(|_| {
             let _ = memory.detach(core::iter::empty());
         })?;
         let (superblock, head) = (*log.superblock(), log.head().0);
-        let service = ServiceMemory::new();
         let pool_bytes = LogMemory::new(&all, &superblock, &service).pool_bytes();
         let pool = ChunkPool::new(memory.address() + memory.len_bytes() - pool_bytes, pool_bytes);
         Ok(Self {
