@@ -58,8 +58,8 @@ impl Workload {
     }
 }
 
-/// Maximum time until an answer.
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum time until an answer, which may wait for the sync of a file on a disk that others use.
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Number of records where any would do: more than connections, so that these seldom wait for each other.
 const FEW_RECORDS: u64 = 8;
 /// Skew of YCSB's Zipfian distribution (its `ZIPFIAN_CONSTANT`).

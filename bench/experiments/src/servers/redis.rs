@@ -19,7 +19,7 @@ use crate::servers::log_trimmer::LogTrimmer;
 use crate::servers::net::{TcpStack, on_free_port};
 
 /// Maximum time for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Directory of the append-only files, inside the server's.
 const LOG_DIRECTORY: &str = "appendonlydir";
 
@@ -98,7 +98,7 @@ impl RedisServer {
         let server = start(&arguments, directory)?;
         let mut redis = Self { trimmer: None, server, address };
         let answers = |_: &Server| Redis::default().is_ready(address);
-        redis.server.wait_until("answer", answers).map_err(|failure| redis.with_log(&failure))?;
+        redis.server.wait_until("answer", answers).map_err(|failure| redis.explain(&failure))?;
         if matches!(append_only, AppendOnly::Trimmed) {
             redis.trimmer = Some(LogTrimmer::start(&redis.log_directory())?);
         }
@@ -129,12 +129,13 @@ impl RedisServer {
             .ok_or_else(|| Failure::new("redis-server did not rewrite its append-only file"))
     }
 
-    /// Returns `failure` with the last line of the server's log.
-    fn with_log(&self, failure: &Failure) -> Failure {
+    /// Returns `failure` with the server's exit status, if it has ended, and the last lines of its log and stderr.
+    fn explain(&mut self, failure: &Failure) -> Failure {
+        let failure = self.server.process().explain(failure);
         let log = std::fs::read(self.server.directory().join("log")).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let last = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("(empty)");
-        Failure::new(format!("{failure}; log: {last}"))
+        Failure::new(format!("{failure}; log: {last}; stderr: {}", self.server.last_words()))
     }
 
     /// Returns the address that the server listens on.
@@ -180,12 +181,13 @@ impl LoadedRedis {
     /// # Errors
     /// [`Failure`] when the server does not accept them.
     pub fn new(
-        redis: RedisServer,
+        mut redis: RedisServer,
         workload: Workload,
         size_bytes: usize,
         connections: usize,
     ) -> Result<Self> {
-        let clients = Clients::open(redis.address(), workload, size_bytes, connections)?;
+        let clients = Clients::open(redis.address(), workload, size_bytes, connections);
+        let clients = clients.map_err(|failure| redis.explain(&failure))?;
         Ok(Self { clients, redis, max_log_bytes: None })
     }
 

@@ -50,13 +50,13 @@ fn rests_after_work(seed: u64) {
     kept.check_all("kept");
 }
 
-/// Small parts of large messages, each copied out at an odd offset.
-fn parts_of_messages(feeder: &mut Feeder, count: usize) -> Vec<Buffer> {
+/// Small parts of large messages, each copied out of another place, in steps of `step` bytes.
+fn parts_of_messages(feeder: &mut Feeder, count: usize, step: usize) -> Vec<Buffer> {
     (0..count)
         .map(|index| {
             let message = feeder.received_buffer(MIB);
             let mut part = Buffer::new(Origin::Malloc, 64 * KIB);
-            part.copy_from(CopyCall::Memcpy, 0, &message, 100_000 + 1_117 * index, 64 * KIB);
+            part.copy_from(CopyCall::Memcpy, 0, &message, step * (24 + index), 64 * KIB);
             part
         })
         .collect()
@@ -72,7 +72,7 @@ fn wait_for_small_segments() {
 fn small_parts_of_large_messages(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let mut random = Random::new(seed);
-    let mut parts = parts_of_messages(&mut feeder, 64);
+    let mut parts = parts_of_messages(&mut feeder, 64, 4_177);
     wait_for_small_segments();
     work(&mut feeder);
     // Views that remain are split, copied, sent, touched and resized as usual.
@@ -95,7 +95,8 @@ fn small_parts_of_large_messages(seed: u64) {
 /// A program that forks while pages of its segments are returned.
 fn forks_meanwhile(seed: u64) {
     let mut feeder = Feeder::new(seed);
-    let parts = parts_of_messages(&mut feeder, 48);
+    // Whole pages apart, so that views stay as they are after a fork.
+    let parts = parts_of_messages(&mut feeder, 48, 4_096);
     let end = Instant::now() + TIMEOUT;
     for round in 0usize.. {
         // SAFETY: the program has one thread; the child checks and leaves.

@@ -20,6 +20,7 @@ mod haproxy;
 mod holding;
 mod hostile;
 mod icecast;
+mod inherited;
 mod kernel;
 mod lanes;
 mod lanes_credentials;

@@ -15,7 +15,7 @@ pub mod memcached;
 pub mod resp;
 
 /// Time limit for each answer of a server.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum length of a server's message, bytes.
 const MESSAGE_LIMIT_BYTES: usize = 96 << 20;
 /// Maximum length of a server's line, bytes.

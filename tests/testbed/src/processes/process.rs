@@ -20,7 +20,7 @@ use crate::processes::descendants::Held;
 use crate::processes::wait;
 
 /// Time limit for a server to become ready, or to end when asked to.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between two polls of a server's readiness.
 const READY_TICK: Duration = Duration::from_millis(5);
 /// Maximum number of bytes read from a short-lived process.

@@ -102,3 +102,8 @@ pub(crate) fn enter_view_fault(view: &View<Segment>, buffer: Option<PageRange>, 
         accounts::debit(view.segment.site(), cost_ns / 2);
     }
 }
+
+/// Enters that `len_bytes` bytes of a view were put in place because they have outlived a fork.
+pub(crate) fn enter_settled(view: &View<Segment>, len_bytes: usize) {
+    accounts::debit(view.site, POLICY.costs.copy_ns(len_bytes));
+}

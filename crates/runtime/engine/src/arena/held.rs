@@ -22,7 +22,7 @@
 //! thread's own table. A thread that finds the number closed or replaced lets the handler read.
 
 use crate::arena::pages::ARENA;
-use crate::state::{bell, counters, limits};
+use crate::state::{bell, clock, counters};
 use smallvec::SmallVec;
 use uncopy_core::stats::Counter;
 use uncopy_sys::descriptor::ProgramFd;
@@ -127,7 +127,7 @@ impl Run {
     }
 
     fn publish(&self, start: usize, end: usize) {
-        self.round.store(limits::round(), Relaxed);
+        self.round.store(clock::now().round(), Relaxed);
         self.end.store(end, Release);
         self.start.store(start, Release);
         BYTES.fetch_add(end - start, Relaxed);
@@ -368,7 +368,7 @@ pub fn duplicate(address: usize, len_bytes: usize, to: Pipe) -> Option<(usize, u
     let skipped_bytes = address - start;
     let wanted_bytes = skipped_bytes + len_bytes.min(end - address);
     let put = numbers.usable()?.duplicate_to(to, wanted_bytes);
-    run.round.store(limits::round(), Relaxed);
+    run.round.store(clock::now().round(), Relaxed);
     match put {
         Ok(put_bytes) if put_bytes > skipped_bytes => Some((skipped_bytes, put_bytes)),
         Ok(put_bytes) => {
@@ -405,7 +405,7 @@ pub(crate) fn read_out_all() {
 
 /// Reads the runs out that were not used for a while. Called by the handler.
 pub(crate) fn read_out_idle() {
-    let round = limits::round();
+    let round = clock::now().round();
     for run in RUNS.iter().filter(|run| run.addresses().is_some()) {
         if let Some(numbers) = run.pipe.try_lock()
             && round.wrapping_sub(run.round.load(Relaxed)) > AGE

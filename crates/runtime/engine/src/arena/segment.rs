@@ -16,6 +16,7 @@
 use crate::arena::held;
 use crate::arena::loan::{SendHistory, split};
 use crate::arena::pages::{ARENA, ResidentPages};
+use crate::state::clock::{self, Moment};
 use crate::state::policy::POLICY;
 use crate::state::{counters, limits};
 use core::any::Any;
@@ -29,7 +30,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::presence::is_outside;
 use uncopy_sys::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence,
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence,
 };
 use uncopy_sys::sync::{Arc, UnsafeCell};
 
@@ -272,8 +273,8 @@ enum Memory {
 struct Frozen {
     memory: Memory,
     site: SiteId,
-    /// Round of upkeep in which the segment was filled or last used.
-    last_used_round: AtomicU32,
+    /// The [`Moment`] at which the segment was filled or last used.
+    last_used: AtomicU64,
 }
 
 /// A reference to a segment.
@@ -288,7 +289,7 @@ impl PartialEq for Segment {
 
 impl Segment {
     fn new(memory: Memory, site: SiteId) -> Self {
-        Self(Arc::new(Frozen { memory, site, last_used_round: AtomicU32::new(limits::round()) }))
+        Self(Arc::new(Frozen { memory, site, last_used: AtomicU64::new(clock::now().0) }))
     }
 
     /// The run of the arena; `None`: the segment lies in shared memory.
@@ -360,16 +361,17 @@ impl Segment {
     /// Records a use by a copy, an input or an output.
     #[inline]
     pub fn touch(&self) {
-        let round = limits::round();
-        if self.0.last_used_round.load(Relaxed) != round {
-            self.0.last_used_round.store(round, Relaxed);
+        let now = clock::now();
+        if self.last_used() != now {
+            self.0.last_used.store(now.0, Relaxed);
         }
     }
 
-    /// Round of upkeep in which the segment was last used.
+    /// The moment at which the segment was filled or last used.
+    #[inline]
     #[must_use]
-    pub fn last_used_round(&self) -> u32 {
-        self.0.last_used_round.load(Relaxed)
+    pub fn last_used(&self) -> Moment {
+        Moment(self.0.last_used.load(Relaxed))
     }
 
     /// Returns the number of references. Reads through dropped references happen before the return.

@@ -27,7 +27,7 @@ use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
-use crate::state::{counters, limits};
+use crate::state::{clock, counters, limits};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use uncopy_core::addr::PAGE_BYTES;
@@ -139,7 +139,7 @@ impl Compaction {
         }
         let usage = self.segments.entry(key).or_default();
         usage.pages = segment.pages();
-        usage.last_used_round = segment.last_used_round();
+        usage.last_used_round = segment.last_used().round();
         usage.kept.add(range.0, range.1);
         if usage.blocks.last() != Some(&base) {
             usage.blocks.push(base);
@@ -154,7 +154,7 @@ impl Compaction {
         if self.waste_bytes <= max_bytes {
             return;
         }
-        let round = limits::round();
+        let round = clock::now().round();
         let is_old = |usage: &Usage| limits::IS_EAGER || round.wrapping_sub(usage.last_used_round) > AGE;
         let wastes = |usage: &Usage| usage.waste_bytes() > 0 && usage.blocks.len() <= MAX_BLOCKS;
         let mut found: Vec<(u32, u32, usize)> = self

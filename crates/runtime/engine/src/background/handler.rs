@@ -17,7 +17,7 @@ use crate::range::block::{BlockRef, Locked};
 use crate::range::changes::CHANGES;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
-use crate::range::page_in::{fill_empty, materialize, place_zeroes};
+use crate::range::page_in::{fill_empty, inherited_run, materialize, place_zeroes};
 use crate::state::phase::{Phase, STATE};
 use crate::state::{counters, recording};
 use core::ffi::c_void;
@@ -374,9 +374,15 @@ fn fill(
 fn serve_locked(locked: &mut Locked, page_address: usize, thread_id: u32) -> bool {
     let at = locked.at;
     let page = ((page_address - at.base) / PAGE_BYTES) as u32;
-    let found = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages)));
+    let mut found = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages)));
+    let mut wants_run = locked.has_many_views();
+    if let Some((_, State::Viewed(view))) = &found
+        && let Some(inherited) = inherited_run(locked, page, view)
+    {
+        (found, wants_run) = (Some(inherited), true);
+    }
     let mut dropped = Dropped::new();
-    match fill(page, found, locked.has_many_views(), |run, first| batch(at, page, run, first)) {
+    match fill(page, found, wants_run, |run, first| batch(at, page, run, first)) {
         Filling::Zeroes => place_zeroes(at.uffd(), page_address),
         Filling::Empty(pages) => {
             let alloc_site = at.slot.is_none().then(|| at.block.alloc_site());

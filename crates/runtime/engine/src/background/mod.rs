@@ -8,6 +8,7 @@ pub(crate) mod fork_window;
 pub mod handler;
 pub mod release;
 mod requests;
+mod settling;
 pub(crate) mod shared_views;
 pub mod shutdown;
 pub(crate) mod upkeep;

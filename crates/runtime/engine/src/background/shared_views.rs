@@ -5,7 +5,7 @@ use crate::arena::segment::{Segment, SharedBytes};
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::directory;
 use crate::range::page_in::make_present;
-use crate::state::limits;
+use crate::state::clock;
 use smallvec::SmallVec;
 use uncopy_core::addr::PageRange;
 use uncopy_core::page_map::Dropped;
@@ -15,8 +15,8 @@ const AGE: u32 = 2;
 
 /// Places the bytes of views of shared memory that were not used for a while.
 pub(crate) fn place_idle_views(locked: &mut Locked) {
-    let round = limits::round();
-    put_in_place(locked, |segment| round.wrapping_sub(segment.last_used_round()) > AGE);
+    let round = clock::now().round();
+    put_in_place(locked, |segment| round.wrapping_sub(segment.last_used().round()) > AGE);
 }
 
 /// Places the bytes of all views of shared memory. No other thread may be in the engine, and the handler

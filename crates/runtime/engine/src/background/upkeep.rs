@@ -1,9 +1,9 @@
 //! Upkeep: the handler thread's work in idle times, which gives unneeded memory back.
 //!
 //! ```text
-//! rest ──► reservoir ──► free blocks ──► look at segments ──► take pages out of segments ──► rest
-//!   at most once a second            │                                                       ▲
-//!                                    └─────── nothing has changed, or too little ────────────┘
+//! rest ──► reservoir ──► free blocks ──► settle views ──► look at segments ──► take pages out of segments ──► rest
+//!   at most once a second                              │                                                       ▲
+//!                                                      └─────── nothing has changed, or too little ────────────┘
 //! ```
 //!
 //! A round is done in small steps, between which faults are served. Half of the resident pages and free
@@ -17,9 +17,10 @@
 use crate::arena::held;
 use crate::arena::pages::ARENA;
 use crate::background::compaction::Compaction;
+use crate::background::settling::Settling;
 use crate::range::heap::HEAP;
 use crate::range::heap::retention::DetachedBlock;
-use crate::state::{bell, counters, limits};
+use crate::state::{bell, clock, counters, limits};
 use uncopy_core::classes::CLASSES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::UnsafeCell;
@@ -40,12 +41,15 @@ enum Stage {
     Reservoir(usize),
     /// Class whose free blocks are next, and numbers of these to make bare.
     Blocks(usize, [u32; 2]),
+    /// Views that outlived a fork.
+    Settle,
     Scan,
     Release,
 }
 
 struct State {
     stage: Stage,
+    settling: Settling,
     compaction: Compaction,
     /// A free block that is in no list at the moment.
     taken: Option<DetachedBlock>,
@@ -59,6 +63,7 @@ impl State {
     const fn new() -> Self {
         Self {
             stage: Stage::Rest,
+            settling: Settling::new(),
             compaction: Compaction::new(),
             taken: None,
             seen: None,
@@ -191,6 +196,7 @@ impl State {
             || ARENA.has_quarantined()
             || held::is_any()
             || HEAP.retained_pages() > 0
+            || self.settling.is_due()
             || self.seen != Some(watched()) && may_waste()
     }
 
@@ -204,13 +210,18 @@ impl State {
         match self.stage {
             Stage::Rest if ARENA.drop_quarantined() => {}
             Stage::Rest => {
-                limits::next_round();
+                clock::next_round();
                 held::read_out_idle();
                 self.stage = Stage::Reservoir(ARENA.surplus_pages());
             }
             Stage::Reservoir(0) => self.stage = self.blocks_from(0),
             Stage::Reservoir(pages) => self.stage = Stage::Reservoir(ARENA.trim(pages)),
             Stage::Blocks(CLASSES.., _) => {
+                self.settling.begin_round();
+                self.stage = Stage::Settle;
+            }
+            Stage::Settle if self.settling.is_due() && !self.settling.step() => {}
+            Stage::Settle => {
                 let now = watched();
                 let is_same = self.seen == Some(now) && !self.has_young_waste;
                 self.has_young_waste = false;

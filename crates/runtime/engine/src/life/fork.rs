@@ -18,7 +18,7 @@ use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::range::registration::can_hold_views;
 use crate::state::phase::{Phase, STATE};
-use crate::state::{counters, ledger, recording, warmup};
+use crate::state::{bell, clock, counters, ledger, recording, warmup};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
@@ -181,7 +181,10 @@ pub fn parent() {
         fork_window::end();
         presence::end_fork();
         drop(dropped);
+        clock::note_fork();
         finish();
+        // Views that outlive the fork are settled.
+        bell::request_upkeep();
     }
 }
 
@@ -209,6 +212,7 @@ fn resume_child(stays_plain: bool, has_own_descriptors: bool) {
     forget_thread_id();
     last_thread::reset_in_child(Role::Faults, has_own_descriptors);
     ledger::restart_in_child();
+    clock::begin_in_child();
     recording::begin_generation();
     uncopy_trials::restart_in_child();
     HEAP.mark_uninherited_unmapped();

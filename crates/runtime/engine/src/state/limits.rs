@@ -19,8 +19,6 @@ uncopy_sys::statics! {
     static SPARE_BYTES: Tally = Tally::new(u64::MAX);
     /// Total length of the foreign ranges, bytes.
     static FOREIGN_BYTES: Tally = Tally::new(0);
-    /// Number of rounds of upkeep: the clock by which segments age.
-    static ROUND: Tally = Tally::new(0);
 }
 
 fn set(bounds: Bounds) {
@@ -87,15 +85,4 @@ pub fn max_waste_bytes() -> usize {
         return 0;
     }
     bounds().max_waste_bytes(program_bytes(), counters::get(Counter::SegmentsBytes) as usize)
-}
-
-/// Number of the current round of upkeep.
-#[inline]
-#[must_use]
-pub fn round() -> u32 {
-    ROUND.load(Relaxed) as u32
-}
-
-pub(crate) fn next_round() {
-    ROUND.fetch_add(1, Relaxed);
 }

@@ -1,6 +1,7 @@
-//! Process-wide state: phase, policy and accounts, gates, counters, warm-up, limits, ledger, bell.
+//! Process-wide state: phase, policy and accounts, gates, counters, warm-up, limits, clock, ledger, bell.
 
 pub(crate) mod bell;
+pub mod clock;
 pub mod counters;
 pub mod gate;
 pub mod ledger;

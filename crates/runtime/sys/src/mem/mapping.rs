@@ -136,11 +136,8 @@ impl Reservation {
     pub unsafe fn relocate(self, from: usize, to: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(from, len_bytes)?;
         self.within(to, len_bytes)?;
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: `within` has checked that both parts are ours; the caller gives up the destination's bytes.
-        let moved =
-            unsafe { kernel!(Remap, syscall!(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to)) };
-        check(moved).map(drop)
+        unsafe { take_over(from, to, len_bytes) }
     }
 
     /// Replaces part of the range by a fresh mapping, as [`commit`](Self::commit) makes it.
@@ -233,6 +230,21 @@ pub unsafe fn replace(address: usize, len_bytes: usize, fill: impl FnOnce(usize)
             kernel!(Unmap, syscall!(libc::SYS_munmap, made, len_bytes));
         })
     }
+}
+
+/// Moves the pages at `from` to `to` in one step, also pages that a fork has left in two processes. What was
+/// mapped at `to` is lost, with its registration; absent pages remain at `from`.
+///
+/// # Errors
+/// Errors of mremap(2): EINVAL before Linux 5.7, ENOMEM if there are too many mappings. Nothing has moved then.
+///
+/// # Safety
+/// Both ranges must be ours. The old bytes at `to` must no longer be needed, and nothing may use those at `from`.
+pub unsafe fn take_over(from: usize, to: usize, len_bytes: usize) -> Result<(), Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: the caller vouches for both ranges.
+    let moved = unsafe { kernel!(Remap, syscall!(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to)) };
+    check(moved).map(drop)
 }
 
 /// Unmaps a range of addresses.
