@@ -11,12 +11,12 @@ use uncopy_testbed::network::wait_until;
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::clients::records::{Clients, Workload};
-use crate::kit::figures::{self, LEGEND, RatioColumn, median_column};
+use crate::kit::figures::{self, LEGEND, P50, P99, P999, RatioColumn, median_column};
 use crate::kit::processes::process::TIMEOUT;
 use crate::kit::traffic::LoadResult;
 use crate::kit::{
-    CommonOptions, Comparison, Experiment, Failure, Launcher, Metric, Outcome, Plot, Report, ReportEntry,
-    Result, RunningServer, Server, Side, SlicingOptions, claim, entry, format_size, processors,
+    CommonOptions, Comparison, Experiment, Failure, Launcher, Outcome, Plot, Report, ReportEntry, Result,
+    RunningServer, Server, Side, SlicingOptions, claim, entry, format_size, processors,
     run_with_noise_reduction, size_parser,
 };
 use crate::servers::redis::RedisServer;
@@ -33,10 +33,6 @@ const IDLE_BYTES: usize = 64 << 10;
 const STORED_BYTES: usize = 1 << 20;
 /// Time without requests before each request.
 const PAUSE: Duration = Duration::from_millis(100);
-
-const P50: Metric = |sample| sample.latency_p50_us;
-const P99: Metric = |sample| sample.latency_p99_us;
-const P999: Metric = |sample| sample.latency_p999_us;
 
 /// Activity beside the measured requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -13,6 +13,7 @@ use crate::apps::redis::{REDIS, Values};
 use crate::apps::{Case, Effort, Point, Scheme, memcached, nginx};
 use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
+use crate::kit::figures::P50;
 use crate::kit::processes::process::{self, Output};
 use crate::kit::{
     Align, CommonOptions, Comparison, Experiment, Failure, Interval, Launcher, Metric, Outcome, Plot,
@@ -35,7 +36,7 @@ const SHORT_FILE: &str = "/proc/version";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The figure compared by this experiment, µs.
-const TIME: Metric = |sample| sample.latency_p50_us;
+const TIME: Metric = P50;
 
 /// Sides of the comparison; the gain by the heap alone does not matter here.
 const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];

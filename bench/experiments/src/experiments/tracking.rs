@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::kit::figures::median;
+use crate::kit::figures::{P50, P99, median};
 use crate::kit::processes::signals::Requests;
 use crate::kit::{
     Align, CommonOptions, Comparison, Criterion, Experiment, Failure, Latencies, Launcher, Metric, Outcome,
@@ -33,7 +33,7 @@ const BATCH: usize = 64;
 /// Maximum number of pages whose bytes are compared at the end.
 const CHECKED_PAGES: usize = 1024;
 /// Time per copy, µs.
-const TIME: Metric = |sample| sample.latency_p50_us;
+const TIME: Metric = P50;
 
 /// Sides of the comparison.
 const SIDES: [Side; 2] = [Side::Plain, Side::Always];
@@ -241,14 +241,13 @@ fn render(comparisons: &[Comparison]) -> String {
     ]);
     for comparison in comparisons {
         let ns = |side, metric| format_figure(median(comparison, side, metric).map(|us| us * 1e3));
-        let p99: Metric = |sample| sample.latency_p99_us;
         let spread = comparison.figure(Side::Always, TIME).map(|spread| spread.scaled(1e3));
         table.row(vec![
             comparison.title().to_owned(),
             ns(Side::Plain, TIME),
-            ns(Side::Plain, p99),
+            ns(Side::Plain, P99),
             ns(Side::Always, TIME),
-            ns(Side::Always, p99),
+            ns(Side::Always, P99),
             spread.map_or_else(String::new, |spread| {
                 format!("{}–{}", format_number(spread.low), format_number(spread.high))
             }),

@@ -12,6 +12,12 @@ use crate::kit::verdict::Verdict;
 pub const RATE: Metric = |sample| sample.operations_per_s;
 /// Processor time per operation, µs.
 pub const CPU: Metric = |sample| sample.cpu_us;
+/// Median time of an operation, µs.
+pub const P50: Metric = |sample| sample.latency_p50_us;
+/// 99th percentile of the times, µs.
+pub const P99: Metric = |sample| sample.latency_p99_us;
+/// 99.9th percentile of the times, µs.
+pub const P999: Metric = |sample| sample.latency_p999_us;
 
 /// An extra column of an experiment: its heading, and its cell for a comparison and a side.
 pub type ExtraColumn<'a> = (&'static str, Box<dyn Fn(&Comparison, Side) -> String + 'a>);
@@ -132,8 +138,8 @@ pub fn table(comparisons: &[Comparison], extras: &[ExtraColumn<'_>]) -> String {
             cells.extend([
                 median(RATE),
                 median(CPU),
-                median(|sample| sample.latency_p50_us),
-                median(|sample| sample.latency_p99_us),
+                median(P50),
+                median(P99),
                 format_amount(comparison.verified_bytes(*side)),
                 if *side == Side::Plain { rounds_cell(comparison) } else { String::new() },
             ]);

@@ -31,7 +31,7 @@ enum Killed {
 }
 
 /// Returns the number of the newest record whose write has returned.
-fn newest(running: &Running) -> usize {
+pub(crate) fn newest(running: &Running) -> usize {
     let output = running.output();
     let whole = output.rfind('\n').map_or("", |end| &output[..end]);
     whole.lines().filter_map(|line| line.strip_prefix("written ")?.parse().ok()).next_back().unwrap_or(0)

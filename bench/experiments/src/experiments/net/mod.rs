@@ -23,7 +23,7 @@ use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
 use crate::apps::{Case, Effort, icecast, relay};
 use crate::clients::records::Workload;
-use crate::kit::figures::{self, CPU, LEGEND, RATE, RatioColumn, median_column};
+use crate::kit::figures::{self, CPU, LEGEND, P50, RATE, RatioColumn, median_column};
 use crate::kit::network::{self, Network};
 use crate::kit::processes::descendants;
 use crate::kit::{
@@ -474,14 +474,13 @@ fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
             "net: as without --log\nnet, log: with synced data in a log (uncopy run --log)",
         )
     };
-    let p50: Metric = |sample| sample.latency_p50_us;
     let written: Metric = |sample| sample.counts.written_bytes;
     let extras = [
         median_column("program µs", PROGRAM),
         median_column("service µs", SERVICE),
         median_column("keeper µs", KEEPER),
         median_column("clients µs", CLIENT),
-        median_column("p50 µs", p50),
+        median_column("p50 µs", P50),
         median_column("written/op", written),
     ];
     format!(

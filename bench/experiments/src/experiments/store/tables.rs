@@ -1,13 +1,11 @@
 //! Tables and plot of the experiment.
 
 use super::PREALLOCATED;
-use crate::kit::figures::{self, CPU, LEGEND, RATE, RatioColumn, median_column};
+use crate::kit::figures::{self, CPU, LEGEND, P50, P99, P999, RATE, RatioColumn, median_column};
 use crate::kit::{Comparison, Metric, Plot, Sample, Side};
 
 /// Sides with a log that has the only copy: each elides more copies than the one before.
 const ONLY_BARS: [Side; 4] = [Side::OnlyCopying, Side::OnlyHeapOnly, Side::OnlyApiCopying, Side::Only];
-const P50: Metric = |sample| sample.latency_p50_us;
-const P99: Metric = |sample| sample.latency_p99_us;
 
 /// Renders the figures as text.
 pub fn render(comparisons: &[Comparison]) -> String {
@@ -16,7 +14,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
         if comparisons.iter().any(has_bars) { bars_table(comparisons, &ONLY_BARS) } else { String::new() };
     let extras = [
         median_column("keeper µs", |sample| sample.keeper_cpu_us),
-        median_column("p99.9 µs", |sample| sample.latency_p999_us),
+        median_column("p99.9 µs", P999),
         median_column("written/op", |sample| sample.counts.written_bytes),
         median_column("device/op", |sample| sample.counts.device_bytes),
     ];

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{LIMIT, PRELUDE, check_success, kernel_python};
+use crate::log_only_kills::newest;
 use uncopy_core::options::LogMode;
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::skipped;
@@ -149,13 +150,7 @@ fn what_records_refer_to_survives_the_program_and_its_keeper() {
         let arguments = [path.to_str().expect("UTF-8"), messages, &own_seed];
         let server = writer(&runs, &service, &format!("writer{cycle}"), port, &arguments);
         let client = sender(&service, runs.disk(), &format!("sender{cycle}"), port, &[messages, &own_seed]);
-        let newest = || {
-            let output = server.output();
-            let whole = output.rfind('\n').map_or("", |end| &output[..end]);
-            let last = whole.lines().filter_map(|line| line.strip_prefix("written ")).next_back();
-            last.and_then(|number| number.parse::<usize>().ok()).unwrap_or(0)
-        };
-        wait_until("messages", || (newest() >= 100).then_some(()));
+        wait_until("messages", || (newest(&server) >= 100).then_some(()));
         let [keeper] = runs.keepers()[..] else { panic!("keepers: {:?}", runs.keepers()) };
         let signal = |pid: i32, signal: i32| {
             // SAFETY: kill(2) accesses no memory; the process is this test's own, or its keeper.
@@ -169,7 +164,7 @@ fn what_records_refer_to_survives_the_program_and_its_keeper() {
         }
         signal(server.pid().cast_signed(), libc::SIGKILL);
         wait_until("the program's end", || server.has_ended().then_some(()));
-        let acknowledged = newest().to_string();
+        let acknowledged = newest(&server).to_string();
         drop(client.finish(LIMIT));
         was_referred_to += names(&runs)[1];
         // Others use what is free.
