@@ -1,6 +1,10 @@
 //! Linked processes: their boards, their memory, and what this process holds of it.
 
 extern crate alloc;
+mod held;
+
+pub use self::held::HeldBytes;
+use self::held::Owner;
 use crate::board::{Announcement, Board, LinkPart, MAX_RETURNS, Reference, Return, ReturnKind, Slot};
 use crate::pool::{CHUNK_BYTES, Pool};
 use crate::ranges::Ranges;
@@ -251,52 +255,6 @@ impl Drop for Peer {
         let unmap = |shared: &mut SharedMemory| core::mem::replace(shared, SharedMemory::NONE).unmap();
         self.mapped.lock().chunks.iter_mut().for_each(unmap);
         unmap(&mut self.board);
-    }
-}
-
-/// Owner of the memory of a held run.
-enum Owner {
-    /// This process, which took the run to fill it.
-    Filler,
-    /// This process, to which a reference came back.
-    This,
-    /// A peer; with the number by which the range is released.
-    Peer(Arc<Peer>, u32),
-}
-
-/// Bytes of shared memory that this process holds: they stay mapped and unchanged until it is dropped.
-pub struct HeldBytes {
-    owner: Owner,
-    id: RunId,
-    chunk_offset_bytes: u32,
-    address: usize,
-    len_bytes: usize,
-}
-
-impl HeldBytes {
-    /// Makes a hold on a new run of this process, from its first byte on.
-    const fn to_fill(id: RunId, address: usize, len_bytes: usize) -> Self {
-        let chunk_offset_bytes = id.page * uncopy_core::addr::PAGE_BYTES as u32;
-        Self { owner: Owner::Filler, id, chunk_offset_bytes, address, len_bytes }
-    }
-
-    fn owner_id(&self, this: u64) -> u64 {
-        match &self.owner {
-            Owner::Peer(peer, _) => peer.id,
-            Owner::Filler | Owner::This => this,
-        }
-    }
-
-    /// Returns the address of the first byte.
-    #[must_use]
-    pub const fn address(&self) -> usize {
-        self.address
-    }
-
-    /// Returns the length in bytes.
-    #[must_use]
-    pub const fn len_bytes(&self) -> usize {
-        self.len_bytes
     }
 }
 

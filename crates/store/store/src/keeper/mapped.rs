@@ -10,8 +10,10 @@
 //! A file that cannot be written at a digest stays logged, and its records stay. It is given up once another process
 //! waits for it, or the program has ended: from then on no file is logged, so that the log keeps what it has.
 
+mod digested;
 mod end;
 
+use self::digested::Digested;
 use super::client::{answer, answer_done, handle_requests, serve_by, slot};
 use crate::logs::may_have;
 use crate::mapped::digest::{self, DigestError};
@@ -28,7 +30,6 @@ use uncopy_mapped::digest::{Batch, Digester, Limits};
 use uncopy_mapped::layout::Lsn;
 use uncopy_mapped::mapping::Mapping;
 use uncopy_mapped::memory::Persistent as _;
-use uncopy_mapped::plan::{FilePlan, FileWrite};
 use uncopy_mapped::table::{Entry, FileId};
 use uncopy_sys::background::was_notified;
 use uncopy_sys::descriptor::{OwnFd, OwnRef};
@@ -565,37 +566,6 @@ impl Client<'_> {
             }
         }
         written.into_iter().fold(result, |result, fd| result.and(file::sync_data(fd))).map(|()| digested)
-    }
-}
-
-/// Number of bytes that a digest has taken from records.
-#[derive(Clone, Copy, Debug, Default)]
-struct Digested {
-    /// Bytes of the records.
-    bytes: u64,
-    /// Those that made files longer.
-    appended_bytes: u64,
-}
-
-impl Digested {
-    /// Returns the bytes of a plan for a file that had `size` bytes.
-    fn of(plan: &FilePlan, size: u64) -> Self {
-        let new_bytes =
-            |write: &FileWrite| (write.offset + write.len_bytes).saturating_sub(write.offset.max(size));
-        let bytes = plan.writes.iter().map(|write| write.len_bytes).sum::<u64>();
-        let appended_bytes = plan.writes.iter().map(new_bytes).sum();
-        Self { bytes: bytes + plan.superseded_bytes, appended_bytes }
-    }
-
-    const fn add(&mut self, other: Self) {
-        self.bytes += other.bytes;
-        self.appended_bytes += other.appended_bytes;
-    }
-
-    /// Whether a later digest would have had hardly less to write: the bytes are better written while they are in
-    /// the processor's cache, and their room in the log used again.
-    const fn grows(self) -> bool {
-        self.appended_bytes * 4 >= self.bytes * 3
     }
 }
 
