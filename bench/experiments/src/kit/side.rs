@@ -203,19 +203,25 @@ impl Side {
     /// # Errors
     /// [`Failure`] with the installation command when the allocator is missing.
     pub fn allocator_environment(self) -> Result<Option<(&'static str, OsString)>> {
-        let preload = |library: &str, package: &str| {
-            let found = LIBRARY_DIRECTORIES.iter().map(|directory| Path::new(directory).join(library));
-            let path = found.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        let preload = |libraries: &[&str], package: &str| {
+            let in_directories = |library: &&str| {
+                LIBRARY_DIRECTORIES.map(|directory| Path::new(directory).join(library)).into_iter()
+            };
+            let found = libraries.iter().flat_map(in_directories).find(|path| path.is_file());
+            let path = found.ok_or_else(|| {
                 Failure::new(format!(
-                    "{library} is not installed; install it with: apt-get install {package}"
+                    "{} is not installed; install it with: apt-get install {package}",
+                    libraries[0]
                 ))
             })?;
             Ok(Some(("LD_PRELOAD", path.into_os_string())))
         };
         match self {
             Self::TunedGlibc => Ok(Some(("GLIBC_TUNABLES", TUNABLES.into()))),
-            Self::Mimalloc | Self::UncopyMimalloc => preload("libmimalloc.so.2", "libmimalloc2.0"),
-            Self::Jemalloc => preload("libjemalloc.so.2", "libjemalloc2"),
+            Self::Mimalloc | Self::UncopyMimalloc => {
+                preload(&["libmimalloc.so.3", "libmimalloc.so.2"], "libmimalloc2.0")
+            }
+            Self::Jemalloc => preload(&["libjemalloc.so.2"], "libjemalloc2"),
             _ => Ok(None),
         }
     }

@@ -133,8 +133,10 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 fn write_all(results: &Results, out: &Path) -> Result<()> {
     write(&out.join(RESULTS_PATH), &results.to_json()?)?;
-    write(&out.join(CHART_PATH), &chart::draw(&headline::chart_rows(results)))?;
-    write(&out.join(DETAILS_PATH), &details::render(results))?;
+    let systems = results.by_system();
+    let first = systems.first().map_or(results, |(_, first)| first);
+    write(&out.join(CHART_PATH), &chart::draw(&headline::chart_rows(first)))?;
+    write(&out.join(DETAILS_PATH), &details::render(first))?;
     write(&out.join("results.md"), &page::render(results, CHART_PATH, DETAILS_PATH))
 }
 

@@ -145,7 +145,30 @@ pub struct Ratio {
     pub processes: Vec<(Interval, usize)>,
 }
 
+impl Run {
+    /// Name of the system that the measured programs are from.
+    fn system(&self) -> &str {
+        self.machine.iter().find(|(key, _)| key == "system").map_or("", |(_, system)| system)
+    }
+}
+
 impl Results {
+    /// Returns the runs by the system that the measured programs are from, those of the first run's system first.
+    #[must_use]
+    pub fn by_system(&self) -> Vec<(String, Self)> {
+        let mut systems: Vec<(String, Self)> = Vec::new();
+        for run in &self.runs {
+            let name = run.system();
+            match systems.iter_mut().find(|(known, _)| known == name) {
+                Some((_, results)) => results.runs.push(run.clone()),
+                None => {
+                    systems.push((name.to_owned(), Self { runs: vec![run.clone()], ..Self::default() }));
+                }
+            }
+        }
+        systems
+    }
+
     /// Parses a file that [`Results::to_json`] wrote.
     ///
     /// # Errors

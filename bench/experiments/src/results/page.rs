@@ -21,7 +21,11 @@ const PLAIN: &str = Side::Plain.name();
 
 /// Renders the page. `chart` and `details` are paths of files beside it; details are linked if they were made.
 #[must_use]
-pub fn render(results: &Results, chart: &str, details: &str) -> String {
+pub fn render(stored: &Results, chart: &str, details: &str) -> String {
+    let systems = stored.by_system();
+    let results = systems.first().map_or(stored, |(_, results)| results);
+    let others: Vec<OtherSystem<'_>> =
+        systems.iter().skip(1).map(|(name, results)| OtherSystem { name, rows: rows(results) }).collect();
     let rows = rows(results);
     let mut page =
         String::from("# Results\n\n<!-- Made by uncopy-bench report; not to be edited by hand. -->\n\n");
@@ -37,10 +41,14 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
         line("\n**This is a single run. Another run, hours later, may differ.**");
     }
     line(&format!("\n![Processor time per operation, by case]({chart})\n"));
+    let headings: String = others.iter().map(|other| format!(" {} |", escape(other.name))).collect();
     line(&case_table(
-        "| case | CPU over the best allocator | CPU over plain | verdict |",
+        &format!("| case | CPU over the best allocator | CPU over plain | verdict |{headings}"),
         &rows,
-        verdict_cells,
+        |row, _, judgement| {
+            let of_others = others.iter().map(|other| other.cell(row));
+            verdict_cells(row, judgement).into_iter().chain(of_others).collect()
+        },
     ));
     let mut missing: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for row in &rows {
@@ -54,7 +62,11 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
     for (why, names) in missing {
         line(&format!("- {}: {}.", names.join("; "), escape(why)));
     }
-    line(&format!("\nHow to read the table:\n\n{HOW_TO_READ}\n{}", noise_controls(results, &rows)));
+    line(&format!("\nHow to read the table:\n\n{HOW_TO_READ}"));
+    if !others.is_empty() {
+        line(OTHER_SYSTEMS);
+    }
+    line(&noise_controls(results, &rows));
     line("\n## Where it does not help\n");
     line(&losing_cases(results, &rows));
     line(&format!("\n## What the papers reached\n\n{}", goals::table(PAPER_GOALS, results)));
@@ -69,7 +81,7 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
     line(&case_table(head, &rows, rate_cells));
     line(&format!("\n## Differences between runs\n\n{RUNS_TEXT}\n"));
     line(&case_table("| case | runs differ by | distance, ns |", &rows, run_cells));
-    line(&format!("\n## Where it was measured\n\n{}", machine_text(results)));
+    line(&format!("\n## Where it was measured\n\n{}", machine_text(stored)));
     line(&format!(
         "\n`results/results.json` has every sample. `uncopy-bench report --from results/results.json` renders this page \
          again, and `{details}` with the command, the papers' results and the table of every experiment."
@@ -83,6 +95,9 @@ const HOW_TO_READ: &str = "\
 - `1.23 [1.19–1.27]` is the median and its 95 % interval over fresh processes.
 - The verdict is *helps* if the whole interval is below 0.97, *costs* if it is above 1.03, *harmless* if it is between these bounds, and *undecided* otherwise.";
 
+const OTHER_SYSTEMS: &str = "\
+- The last columns have processor time over the best allocator with the programs of other systems, whose versions are below; empty where it was not measured well enough.";
+
 const RATES_TEXT: &str = "\
 The rate is the number of operations per second. *heap only* is uncopy's heap without elision. *plain again* is a second plain server; its ratio shows the noise.";
 
@@ -94,7 +109,7 @@ const RUNS_TEXT: &str = "\
 fn case_table(
     head: &str,
     rows: &[Row<'_>],
-    cells: fn(&Row<'_>, &PooledCase<'_>, &Judgement) -> Vec<String>,
+    cells: impl Fn(&Row<'_>, &PooledCase<'_>, &Judgement) -> Vec<String>,
 ) -> String {
     let rule = "|---".repeat(head.matches('|').count() - 1) + "|";
     let measured = rows.iter().filter_map(|row| Some((row, row.result.as_ref().ok()?)));
@@ -106,14 +121,33 @@ fn case_table(
 }
 
 /// Returns the case's ratios of processor time, and its verdict.
-fn verdict_cells(row: &Row<'_>, _: &PooledCase<'_>, judgement: &Judgement) -> Vec<String> {
-    let best = row.over_best().map_or_else(String::new, |(ratio, over)| stacked(ratio, &format!(" {over}")));
+fn verdict_cells(row: &Row<'_>, judgement: &Judgement) -> Vec<String> {
+    let best = over_best(row);
     let verdict = match judgement.verdict {
         // The interval already shows between which ratios.
         Verdict::Undecided(..) => "undecided".to_owned(),
         verdict => verdict.to_string(),
     };
     vec![best, over_plain(row, row.headline.side, Quantity::Cpu), verdict]
+}
+
+/// Formats the ratio of processor time over that of the best rival; empty without rivals.
+fn over_best(row: &Row<'_>) -> String {
+    row.over_best().map_or_else(String::new, |(ratio, over)| stacked(ratio, &format!(" {over}")))
+}
+
+/// The cases measured with the programs of a further system.
+struct OtherSystem<'a> {
+    name: &'a str,
+    rows: Vec<Row<'a>>,
+}
+
+impl OtherSystem<'_> {
+    /// Returns the cell for the same case as `row`.
+    fn cell(&self, row: &Row<'_>) -> String {
+        let same = self.rows.iter().find(|other| other.headline.name == row.headline.name);
+        same.map_or_else(String::new, over_best)
+    }
 }
 
 /// Returns the case's rate, and the processor time of the sides that are its controls.
@@ -409,6 +443,21 @@ mod tests {
         let page = page(&results);
         assert!(page.contains("0 minutes, processor one &lt;x>.\n- Run 2: "), "{page}");
         assert!(page.contains("0 minutes, processor two.") && page.contains("> · cpus 2."), "{page}");
+    }
+
+    #[test]
+    fn programs_of_another_system_have_a_column_and_are_not_pooled() {
+        let get = |cost: f64| vec![case("redis GET 64 KiB, no append-only file", "uncopy", &[cost; 5])];
+        let mut results = results("redis-get", &[get(0.7), get(0.56)]);
+        for (run, system) in results.runs.iter_mut().zip(["Debian 12", "Debian 13"]) {
+            run.machine.retain(|(key, _)| key != "system");
+            run.machine.push(("system".into(), system.into()));
+        }
+        let page = page(&results);
+        assert!(page.contains("| verdict | Debian 13 |"), "{page}");
+        let line = page.lines().find(|line| line.starts_with("| Redis GET 64 KiB | 0.88")).expect("a line");
+        assert!(line.contains("| helps | 0.70 mimalloc<br>["), "{line}");
+        assert!(page.contains("single run"), "{page}");
     }
 
     #[test]
