@@ -24,7 +24,7 @@ mod socket_cache;
 mod splice;
 mod zerocopy;
 
-pub use held::{HeldSent, send_held};
+pub use held::{HeldSender, HeldSent};
 pub use splice::Waiting;
 pub use uncopy_sys::pipe::Pipe;
 pub use zerocopy::Token;

@@ -140,11 +140,13 @@ impl Run {
         self.start.store(if start == end { 0 } else { start }, Release);
     }
 
-    /// Reads the bytes before address `until` out. Returns whether no held byte is before it.
-    fn read_until(&self, numbers: &Numbers, until: usize) -> bool {
+    /// Reads the bytes before address `until` out of `pipe`. Returns whether no held byte is before it.
+    fn read_until(&self, pipe: HoldingPipe, until: usize) -> bool {
         let Some((mut at, end)) = self.addresses() else { return true };
         let until = until.min(end);
-        let Some(pipe) = numbers.usable().filter(|_| at < until) else { return at >= until };
+        if at >= until {
+            return true;
+        }
         for _ in 0..TRIES {
             // SAFETY: the run's bytes belong to pages of the arena that a draft has taken and that are
             // present; nobody reads these before they are withdrawn from the run, and the lock excludes other writers.
@@ -162,12 +164,15 @@ impl Run {
         false
     }
 
-    fn read_out(&self, numbers: &Numbers) -> bool {
-        let held_bytes = self.addresses().map_or(0, |(start, end)| end - start);
-        let is_out = self.read_until(numbers, usize::MAX);
-        if is_out {
-            counters::add(Counter::ReadOutBytes, held_bytes);
-        }
+    fn held_bytes(&self) -> usize {
+        self.addresses().map_or(0, |(start, end)| end - start)
+    }
+
+    /// Reads the bytes before address `until` out. Returns whether no held byte is before it.
+    fn read_out(&self, numbers: &Numbers, until: usize) -> bool {
+        let before = self.held_bytes();
+        let is_out = before == 0 || numbers.usable().is_some_and(|pipe| self.read_until(pipe, until));
+        counters::add(Counter::ReadOutBytes, before - self.held_bytes());
         is_out
     }
 
@@ -275,8 +280,8 @@ pub(crate) unsafe fn receive(
     let Ok(got @ 1..) = pipe.receive(socket, len_bytes) else { return 0 };
     run.publish(address, address + got);
     let is_short = got < 2 * head_bytes;
-    run.read_until(&numbers, address + if is_short { got } else { head_bytes });
-    let held_bytes = run.addresses().map_or(0, |(start, end)| end - start);
+    run.read_until(pipe, address + if is_short { got } else { head_bytes });
+    let held_bytes = run.held_bytes();
     counters::add(Counter::HeldBytes, held_bytes);
     drop(numbers);
     bell::request_upkeep();
@@ -321,7 +326,8 @@ fn open() -> bool {
     is_ready
 }
 
-/// Reads the held bytes of a range out, so that they are in the arena. Returns whether there were any.
+/// Reads the held bytes of a range out, and those before it in the same pipe, so that they are in the arena. Returns
+/// whether there were any.
 pub fn make_present(address: usize, len_bytes: usize) -> bool {
     let end = address + len_bytes;
     let mut had_any = false;
@@ -329,7 +335,7 @@ pub fn make_present(address: usize, len_bytes: usize) -> bool {
         let numbers = run.pipe.lock();
         if run.overlaps(address, end) {
             had_any = true;
-            let is_out = run.read_out(&numbers);
+            let is_out = run.read_out(&numbers, end);
             drop(numbers);
             if !is_out {
                 let_handler_read(run, address, end);
@@ -410,7 +416,7 @@ pub(crate) fn read_out_idle() {
         if let Some(numbers) = run.pipe.try_lock()
             && round.wrapping_sub(run.round.load(Relaxed)) > AGE
         {
-            run.read_out(&numbers);
+            run.read_out(&numbers, usize::MAX);
         }
     }
 }
@@ -429,7 +435,7 @@ pub(crate) fn serve(is_isolated: bool) {
     if IS_WANTED.load(Relaxed) && IS_WANTED.swap(false, AcqRel) {
         for run in RUNS.iter() {
             if let Some(numbers) = run.pipe.try_lock() {
-                run.read_out(&numbers);
+                run.read_out(&numbers, usize::MAX);
             }
         }
     }

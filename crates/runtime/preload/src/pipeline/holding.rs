@@ -21,7 +21,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::socket::{self, Envelope, Readiness};
-use uncopy_transmit::{self as transmit, HeldSent, Waiting};
+use uncopy_transmit::{self as transmit, HeldSender, HeldSent, Waiting};
 
 /// Receives by reference if the bytes are likely to leave unseen. Returns the result of the call; `None`: make it.
 pub fn receive(op: &Op, input: &Input<'_>) -> Option<ssize_t> {
@@ -64,7 +64,8 @@ pub fn send(fd: ProgramFd, output: &mut Output, flags: c_int) -> Lending {
     }
     let parts = output.held_parts();
     let waiting = if is_non_blocking { Waiting::ByDescriptor } else { Waiting::Never };
-    let mut message = Message { fd, flags, waiting, parts: &parts, sent_bytes: 0, referred_bytes: 0 };
+    let sender = HeldSender::new(fd, flags, waiting);
+    let mut message = Message { fd, flags, waiting, sender, parts: &parts, sent_bytes: 0, referred_bytes: 0 };
     let ended = output.call(|_| message.send());
     counters::add(Counter::HeldSentBytes, message.referred_bytes);
     match ended {
@@ -94,6 +95,8 @@ struct Message<'a> {
     fd: ProgramFd,
     flags: c_int,
     waiting: Waiting,
+    /// Sender of held bytes; `None` if they must be copied.
+    sender: Option<HeldSender>,
     parts: &'a [(Part, bool)],
     sent_bytes: usize,
     /// Bytes that were sent by reference.
@@ -118,12 +121,20 @@ impl Message<'_> {
                     }
                 }
                 Step::NoRoom if self.sent_bytes == 0 => return Ok(End::NoRoom),
-                Step::NoRoom if !transmit::wait_for_room(self.fd) => return Ok(End::Done),
+                Step::NoRoom if !self.wait_for_room() => return Ok(End::Done),
                 // Writable, yet with too little space for references or for a whole part.
                 Step::NoRoom => uncopy_sys::thread::pause(),
             }
         }
         Ok(End::Done)
+    }
+
+    /// Waits in libc's `poll`. False: the call ends.
+    fn wait_for_room(&mut self) -> bool {
+        if let Some(sender) = &mut self.sender {
+            sender.wait();
+        }
+        transmit::wait_for_room(self.fd)
     }
 
     /// Removes the first `len_bytes` bytes, of which `part` has the first; returns what is left of the next part.
@@ -143,14 +154,14 @@ impl Message<'_> {
     }
 
     /// Sends the first parts, up to the next with held bytes, as copies. `first`: what is left of the first one.
-    fn send_copied(&self, first: Part) -> Result<Step, Errno> {
+    fn send_copied(&mut self, first: Part) -> Result<Step, Errno> {
         let copied: SmallVec<[Part; 16]> = core::iter::once(first)
             .chain(self.parts[1..].iter().take_while(|(_, is_held)| !is_held).map(|(part, _)| *part))
             .collect();
         self.copy(&copied, copied.len() < self.parts.len())
     }
 
-    fn copy(&self, parts: &[Part], more: bool) -> Result<Step, Errno> {
+    fn copy(&mut self, parts: &[Part], more: bool) -> Result<Step, Errno> {
         let mut flags = self.flags | libc::MSG_DONTWAIT;
         if more {
             flags |= libc::MSG_MORE;
@@ -160,7 +171,12 @@ impl Message<'_> {
         }
         let all_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
         match socket::send(self.fd, parts, flags, &Envelope::default()) {
-            Ok(len_bytes) => Ok(Step::Bytes { len_bytes, is_full: len_bytes < all_bytes }),
+            Ok(len_bytes) => {
+                if let Some(sender) = &mut self.sender {
+                    sender.note_sent(len_bytes);
+                }
+                Ok(Step::Bytes { len_bytes, is_full: len_bytes < all_bytes })
+            }
             Err(Errno::EAGAIN) if self.waiting == Waiting::Never => Ok(Step::NoRoom),
             Err(error) => Err(error),
         }
@@ -170,18 +186,15 @@ impl Message<'_> {
         let is_last = self.parts.len() == 1;
         let more = !is_last || self.flags & libc::MSG_MORE != 0;
         let duplicate = |pipe, len_bytes| {
-            let _critical = Critical::enter();
+            let _critical = Critical::enter_briefly();
             held::duplicate(part.address, len_bytes, pipe)
         };
         let has_sent = self.sent_bytes > 0;
-        match transmit::send_held(
-            self.fd,
-            part.len_bytes,
-            (self.flags, more),
-            self.waiting,
-            has_sent,
-            duplicate,
-        )? {
+        let sent = match &mut self.sender {
+            Some(sender) => sender.send(part.len_bytes, more, has_sent, duplicate)?,
+            None => HeldSent::Unavailable,
+        };
+        match sent {
             HeldSent::Bytes { len_bytes, is_full } => {
                 self.referred_bytes += len_bytes;
                 Ok(Step::Bytes { len_bytes, is_full })
