@@ -7,7 +7,9 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
+use uncopy_core::stats::Counter;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
+use uncopy_tests::counters::Counters;
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::forked::{fork_child, wait_within};
 use uncopy_tests::mirror::{Buffer, Origin};
@@ -69,31 +71,11 @@ fn cost_of_reading(buffers: &mut [Buffer]) -> usize {
     usize::from_ne_bytes(cost)
 }
 
-/// Received data goes where it belongs without a copy in each child.
-fn received_data(seed: u64) {
-    let mut feeder = Feeder::new(seed);
-    let mut buffers: Vec<Buffer> = (0..8).map(|_| feeder.received_buffer(MIB)).collect();
-    for child in 0..3 {
-        let cost = cost_of_reading(&mut buffers);
-        assert!(cost < FEW, "child {child}: {cost} bytes of its own");
-    }
-    buffers.iter().for_each(|buffer| buffer.check_all("in the parent"));
-}
-
-/// Copies whose bytes lie elsewhere in their pages are put in place in the parent, once there was a child.
-fn shifted_copies(seed: u64) {
-    let mut feeder = Feeder::new(seed);
-    let mut buffers: Vec<Buffer> = (0..8)
-        .map(|_| {
-            let received = feeder.received_buffer(MIB);
-            let mut copy = Buffer::new(Origin::Malloc, MIB);
-            copy.copy_from(CopyCall::Memcpy, 100, &received, 0, MIB - 100);
-            copy
-        })
-        .collect();
+/// Checks that children soon get no memory of their own by reading.
+fn expect_shared(buffers: &mut [Buffer]) {
     let end = Instant::now() + TIMEOUT;
     loop {
-        let cost = cost_of_reading(&mut buffers);
+        let cost = cost_of_reading(buffers);
         if cost < FEW {
             break;
         }
@@ -103,12 +85,48 @@ fn shifted_copies(seed: u64) {
     buffers.iter().for_each(|buffer| buffer.check_all("in the parent"));
 }
 
+/// Received data is put in place in the parent, once a child has read it.
+fn received_data(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers: Vec<Buffer> = (0..8).map(|_| feeder.received_buffer(MIB)).collect();
+    expect_shared(&mut buffers);
+}
+
+/// Copies whose bytes lie elsewhere in their pages are, too.
+fn shifted_copies(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let shifted = |_| {
+        let received = feeder.received_buffer(MIB);
+        let mut copy = Buffer::new(Origin::Malloc, MIB);
+        copy.copy_from(CopyCall::Memcpy, 100, &received, 0, MIB - 100);
+        copy
+    };
+    let mut buffers: Vec<Buffer> = (0..8).map(shifted).collect();
+    expect_shared(&mut buffers);
+}
+
+/// Children that read nothing leave the views as they are.
+fn unread_data(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let buffers: Vec<Buffer> = (0..8).map(|_| feeder.copied_buffer(MIB)).collect();
+    let placed =
+        || Counters::live(std::process::id()).map(|counters| counters.get(Counter::MaterializedBytes));
+    let before = placed();
+    for _ in 0..30 {
+        assert_eq!(wait_within(fork_child(|| ()), CHILD_LIMIT_MS), 0, "the child failed");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(placed(), before, "bytes put in place");
+    buffers.iter().for_each(|buffer| buffer.check_all("in the parent"));
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
     match arguments[0].as_str() {
         "received_data" => received_data(seed),
         "shifted_copies" => shifted_copies(seed),
+        "unread_data" => unread_data(seed),
         other => panic!("unknown scenario {other}"),
     }
 }

@@ -3,4 +3,5 @@
 uncopy_tests::scenarios! { "inherited":
     received_data => [InputBytes],
     shifted_copies => [ElidedBytes, InputBytes],
+    unread_data => [ElidedBytes, InputBytes],
 }

@@ -103,7 +103,7 @@ pub(crate) fn enter_view_fault(view: &View<Segment>, buffer: Option<PageRange>, 
     }
 }
 
-/// Enters that `len_bytes` bytes of a view were put in place because they have outlived a fork.
-pub(crate) fn enter_settled(view: &View<Segment>, len_bytes: usize) {
-    accounts::debit(view.site, POLICY.costs.copy_ns(len_bytes));
+/// Enters that `len_bytes` bytes of a view of `site` were put in place for children.
+pub(crate) fn enter_settled(site: SiteId, len_bytes: usize) {
+    accounts::debit(site, POLICY.costs.copy_ns(len_bytes));
 }

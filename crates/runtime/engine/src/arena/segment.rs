@@ -273,6 +273,7 @@ enum Memory {
 struct Frozen {
     memory: Memory,
     site: SiteId,
+    filled: Moment,
     /// The [`Moment`] at which the segment was filled or last used.
     last_used: AtomicU64,
 }
@@ -289,7 +290,8 @@ impl PartialEq for Segment {
 
 impl Segment {
     fn new(memory: Memory, site: SiteId) -> Self {
-        Self(Arc::new(Frozen { memory, site, last_used: AtomicU64::new(clock::now().0) }))
+        let filled = clock::now();
+        Self(Arc::new(Frozen { memory, site, filled, last_used: AtomicU64::new(filled.0) }))
     }
 
     /// The run of the arena; `None`: the segment lies in shared memory.
@@ -365,6 +367,12 @@ impl Segment {
         if self.last_used() != now {
             self.0.last_used.store(now.0, Relaxed);
         }
+    }
+
+    /// Whether the segment is from before this process was forked.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.0.filled.is_before_birth()
     }
 
     /// The moment at which the segment was filled or last used.

@@ -17,9 +17,9 @@ use crate::range::block::{BlockRef, Locked};
 use crate::range::changes::CHANGES;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
-use crate::range::page_in::{fill_empty, inherited_run, materialize, place_zeroes};
+use crate::range::page_in::{fill_empty, materialize, place_zeroes};
 use crate::state::phase::{Phase, STATE};
-use crate::state::{counters, recording};
+use crate::state::{children, counters, recording};
 use core::ffi::c_void;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State, View};
@@ -374,15 +374,9 @@ fn fill(
 fn serve_locked(locked: &mut Locked, page_address: usize, thread_id: u32) -> bool {
     let at = locked.at;
     let page = ((page_address - at.base) / PAGE_BYTES) as u32;
-    let mut found = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages)));
-    let mut wants_run = locked.has_many_views();
-    if let Some((_, State::Viewed(view))) = &found
-        && let Some(inherited) = inherited_run(locked, page, view)
-    {
-        (found, wants_run) = (Some(inherited), true);
-    }
+    let found = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages)));
     let mut dropped = Dropped::new();
-    match fill(page, found, wants_run, |run, first| batch(at, page, run, first)) {
+    match fill(page, found, locked.has_many_views(), |run, first| batch(at, page, run, first)) {
         Filling::Zeroes => place_zeroes(at.uffd(), page_address),
         Filling::Empty(pages) => {
             let alloc_site = at.slot.is_none().then(|| at.block.alloc_site());
@@ -392,6 +386,9 @@ fn serve_locked(locked: &mut Locked, page_address: usize, thread_id: u32) -> boo
         }
         Filling::View(pages, view) => {
             books::enter_view_fault(&view, at.buffer(view.site, page), pages);
+            if view.segment.is_inherited() {
+                children::record_read(pages.len());
+            }
             probes::fault(page_address, pages.len(), true, thread_id);
             materialize(locked, pages, view, &mut dropped)
         }

@@ -1,16 +1,16 @@
-//! Settling: views that outlive a fork are put in place.
+//! Settling: views that children read are put in place in the parent.
 //!
 //! A child that reads a view copies its bytes, and so would each later child: Redis, which forks to save its data,
-//! would pay for each save what one copy costs without uncopy. What was not used since before a fork is therefore
-//! put in place in the parent, a little in each round of upkeep, and later children share its pages. That is at
-//! most the copy that was elided.
+//! would pay for each save what one copy costs without uncopy. So once children have read views, the parent puts those
+//! in place that it has not used since before its last fork, a little in each round of upkeep, and later children
+//! share its pages. That is at most the copy that was elided.
 
 use crate::account::books;
 use crate::range::block::{BlockRef, Flag};
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
-use crate::range::page_in::{is_alone_and_congruent, make_present};
-use crate::state::{clock, counters, limits, recording};
+use crate::range::page_in::make_present;
+use crate::state::{children, clock, counters, limits, recording};
 use uncopy_core::addr::PageRange;
 use uncopy_core::classes::CLASSES;
 use uncopy_core::page_map::Dropped;
@@ -25,10 +25,10 @@ const ROUND_PAGES: u32 = if limits::IS_EAGER { 256 } else { 16_384 };
 
 /// A pass over all blocks. Holds numbers only, so a forked child may just forget it.
 pub(crate) struct Settling {
-    /// Moment at which the last pass that came to its end began.
-    done: Option<clock::Moment>,
-    /// Moment at which this pass began.
-    began: Option<clock::Moment>,
+    /// Pages that children had read when the last pass began that came to its end.
+    done_pages: u64,
+    /// Pages that children had read when this pass began.
+    begun_pages: Option<u64>,
     /// Position of the pass: class and number of the next block.
     next: (usize, u32),
     /// Pages left for this round.
@@ -37,14 +37,19 @@ pub(crate) struct Settling {
 
 impl Settling {
     pub(crate) const fn new() -> Self {
-        Self { done: None, began: None, next: (0, 0), left_pages: 0 }
+        Self { done_pages: 0, begun_pages: None, next: (0, 0), left_pages: 0 }
     }
 
-    /// Whether there may be views that have outlived a fork.
+    /// Returns the state in a forked child, whose parent settles what it has read.
+    pub(crate) fn in_child() -> Self {
+        Self { done_pages: children::pages_read(), ..Self::new() }
+    }
+
+    /// Whether children have read views since the last pass.
     pub(crate) fn is_due(&self) -> bool {
         clock::has_forked()
+            && children::pages_read() != self.done_pages
             && counters::get(Counter::SegmentsBytes) > 0
-            && self.done.is_none_or(clock::Moment::is_before_fork)
     }
 
     /// Allows a round's work.
@@ -54,7 +59,10 @@ impl Settling {
 
     /// Visits some blocks. Returns true if this round's work is done.
     pub(crate) fn step(&mut self) -> bool {
-        self.began.get_or_insert_with(clock::now);
+        if uncopy_sys::alloc::is_low() {
+            return true;
+        }
+        self.begun_pages.get_or_insert_with(children::pages_read);
         for _ in 0..STEP_BLOCKS {
             let (class, index) = self.next;
             match HEAP.nth(class, index) {
@@ -62,8 +70,7 @@ impl Settling {
                     let pages = settle(at);
                     if pages > 0 {
                         // More may be left in this block.
-                        self.left_pages = self.left_pages.saturating_sub(pages);
-                        return self.left_pages == 0;
+                        return self.spend(pages);
                     }
                     self.next.1 += 1;
                 }
@@ -74,6 +81,7 @@ impl Settling {
         false
     }
 
+    /// Visits the foreign ranges, once no block of the heap is left.
     fn end_pass(&mut self) -> bool {
         let mut pages = 0;
         FOREIGN.for_each_range(|at| {
@@ -82,16 +90,20 @@ impl Settling {
             }
         });
         if pages > 0 {
-            self.left_pages = self.left_pages.saturating_sub(pages);
-            return self.left_pages == 0;
+            return self.spend(pages);
         }
-        *self = Self { done: self.began, ..Self::new() };
+        *self = Self { done_pages: self.begun_pages.unwrap_or(self.done_pages), ..Self::new() };
         true
+    }
+
+    fn spend(&mut self, pages: u32) -> bool {
+        self.left_pages = self.left_pages.saturating_sub(pages);
+        self.left_pages == 0
     }
 }
 
-/// Puts the first view of a block that outlived a fork in place, or a part of it. Returns the number of pages; 0 if
-/// there is none, or another thread holds the block's lock.
+/// Puts the first view of a block that was not used since before a fork in place, or a part of it. Returns the number
+/// of pages; 0 if there is none, or another thread holds the block's lock.
 fn settle(at: BlockRef) -> u32 {
     if !at.block.has(Flag::REGISTERED) {
         return 0;
@@ -101,21 +113,18 @@ fn settle(at: BlockRef) -> u32 {
     let mut found = None;
     if let Some(map) = locked.map() {
         map.for_each_view(|pages, view| {
-            let is_wanted = || {
-                // Children get these pages without a copy: `page_in::inherited_run`.
-                let is_cheap = pages.len() > 1 && is_alone_and_congruent(&locked, view, 0);
-                view.segment.last_used().is_before_fork() && !is_cheap && !recording::is_row(view.site)
-            };
-            if found.is_none() && is_wanted() {
-                found = Some((pages, view.clone()));
+            // A touch of a recorded view is to be seen as one.
+            if found.is_none() && view.segment.last_used().is_before_fork() && !recording::is_row(view.site) {
+                found = Some((pages, view.site));
             }
         });
     }
-    let Some((pages, view)) = found else { return 0 };
+    let Some((pages, site)) = found else { return 0 };
     let pages = PageRange::new(pages.start, pages.end.min(pages.start + STEP_PAGES));
-    books::enter_settled(&view, pages.len_bytes());
-    drop(view);
     make_present(&mut locked, pages, &mut dropped);
-    let is_done = locked.map().is_none_or(|map| map.is_present(pages));
-    if is_done { pages.len() } else { 0 }
+    if locked.map().is_some_and(|map| !map.is_present(pages)) {
+        return 0;
+    }
+    books::enter_settled(site, pages.len_bytes());
+    pages.len()
 }

@@ -41,7 +41,7 @@ enum Stage {
     Reservoir(usize),
     /// Class whose free blocks are next, and numbers of these to make bare.
     Blocks(usize, [u32; 2]),
-    /// Views that outlived a fork.
+    /// Views that children read.
     Settle,
     Scan,
     Release,
@@ -96,7 +96,9 @@ uncopy_sys::statics! {
 pub(crate) fn in_child() {
     bell::mute();
     // SAFETY: a forked child has one thread, and no handler yet, so there is no other reference.
-    let old = core::mem::replace(unsafe { &mut *UPKEEP.0.get() }, State::new());
+    let state = unsafe { &mut *UPKEEP.0.get() };
+    let fresh = State { settling: Settling::in_child(), ..State::new() };
+    let old = core::mem::replace(state, fresh);
     if let Some(taken) = old.taken {
         // The locks are free, since this thread has just released them. One may still be held, by a handler
         // that forked on top of malloc; the child then leaks a free block.
@@ -197,6 +199,7 @@ impl State {
             || held::is_any()
             || HEAP.retained_pages() > 0
             || self.settling.is_due()
+            || clock::has_just_forked() && counters::get(Counter::SegmentsBytes) > 0
             || self.seen != Some(watched()) && may_waste()
     }
 

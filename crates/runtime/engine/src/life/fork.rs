@@ -18,9 +18,10 @@ use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::range::registration::can_hold_views;
 use crate::state::phase::{Phase, STATE};
-use crate::state::{bell, clock, counters, ledger, recording, warmup};
+use crate::state::{bell, children, clock, counters, ledger, recording, warmup};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
+use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::last_thread::{self, Role};
@@ -149,6 +150,7 @@ pub fn prepare_with(work: impl FnOnce()) {
     }
     let critical = Critical::enter();
     FORK.lock.lock();
+    children::prepare();
     close(work);
     // Changes that the handler has read must be followed before the fork: the child's handler cannot know them.
     for _ in 0..SETTLE_TRIES {
@@ -175,16 +177,19 @@ fn is_forking_thread() -> bool {
 pub fn parent() {
     if is_forking_thread() {
         let mut dropped = Dropped::new();
+        // With the locks held, so that no segment is made at the same time.
+        clock::note_fork();
         unlock_inner();
         fork_window::close(&mut dropped);
         unlock_outer();
         fork_window::end();
         presence::end_fork();
         drop(dropped);
-        clock::note_fork();
         finish();
-        // Views that outlive the fork are settled.
-        bell::request_upkeep();
+        if counters::get(Counter::SegmentsBytes) > 0 {
+            // Children may read views.
+            bell::request_upkeep();
+        }
     }
 }
 

@@ -7,9 +7,8 @@ use crate::arena::pages::{ARENA, ResidentPages};
 use crate::arena::segment::Segment;
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::heap_memory::HEAP_MEMORY;
+use crate::state::counters;
 use crate::state::gate::is_in_heap;
-use crate::state::phase::STATE;
-use crate::state::{counters, recording};
 use smallvec::SmallVec;
 use uncopy_core::addr::{ArenaPages, ByteRange, PAGE_BYTES, PageRange, SegmentPages};
 use uncopy_core::page_map::{Dropped, PageKind, State, View};
@@ -23,8 +22,6 @@ use uncopy_sys::{bytes, mem};
 uncopy_sys::statics! {
     /// Number of placements in a row that the kernel refused.
     static REFUSED: AtomicU32 = AtomicU32::new(0);
-    /// Number of mappings that pages shared with the parent were given.
-    static TAKEN_OVER: AtomicU32 = AtomicU32::new(0);
 }
 
 pub(super) type Runs = SmallVec<[PageRange; 8]>;
@@ -190,62 +187,8 @@ fn place_otherwise(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u
     if note_refusal() && replace(locked, pages, fill) { pages.len() } else { 0 }
 }
 
-/// Whether only `view` and possibly its block's open end refer to the segment, whose pages have the bytes of the view
-/// where the block's have them. `clones`: further references, of the caller's.
-pub(crate) fn is_alone_and_congruent(locked: &Locked, view: &View<Segment>, clones: usize) -> bool {
-    let is_open = locked.open().is_some_and(|open| open.segment == view.segment);
-    is_in_heap(locked.at.base)
-        && Segment::is_congruent(view.offset_bytes)
-        && view.segment.references() == 1 + usize::from(is_open) + clones
-        // Each touch of a recorded view is to be seen.
-        && !recording::is_row(view.site)
-}
-
-/// Returns the whole run of `view` at `page`, if its bytes can go to their place although they are from before this
-/// process was forked, and so shared with its parent. `view` is a clone of the one in the page map.
-pub(crate) fn inherited_run(
-    locked: &mut Locked,
-    page: u32,
-    view: &View<Segment>,
-) -> Option<(PageRange, State<Segment>)> {
-    let is_inherited = view.segment.last_used().is_before_birth();
-    if !is_inherited || !is_alone_and_congruent(locked, view, 1) {
-        return None;
-    }
-    // An input that continues after a fork begins a new segment.
-    if locked.open().is_some_and(|open| open.segment == view.segment)
-        && let Some(open) = locked.exchange_open(None)
-    {
-        open.close();
-    }
-    locked.map().map(|map| map.at(page, locked.at.all()))
-}
-
-/// Puts pages that userfaultfd does not move, because they are shared with the parent, in place without copying them.
-/// The block holds no further view, and gets a fresh mapping once it is freed.
-fn take_over(at: BlockRef, pages: PageRange, source: usize) -> bool {
-    let destination = at.base + pages.start_bytes();
-    let mappings = counters::get(Counter::RegisteredBlocks) + u64::from(TAKEN_OVER.load(Relaxed));
-    if mappings >= STATE.max_registered() {
-        return false;
-    }
-    // A page that is present after all would be lost, where userfaultfd leaves it alone.
-    let mut absent = 0;
-    let counted = mem::absent_runs(destination, pages.len(), 2, |run| absent += run.end - run.start);
-    if counted.is_err() || absent != pages.len() {
-        return false;
-    }
-    // SAFETY: the destination is absent and its block locked; the caller has the only reference to the source.
-    if unsafe { mem::take_over(source, destination, pages.len_bytes()) }.is_err() {
-        return false;
-    }
-    TAKEN_OVER.fetch_add(1, Relaxed);
-    at.block.set(Flag::DISOWNED.or(Flag::OTHER_PROPERTIES));
-    true
-}
-
 /// Places the bytes of `pages`, which `view` covers from their first page on: moves the segment's pages if
-/// this was the last reference, else copies them. False: no page could be placed.
+/// this was the last reference, else copies. False: no page could be placed.
 pub(crate) fn materialize(
     locked: &mut Locked,
     pages: PageRange,
@@ -256,7 +199,6 @@ pub(crate) fn materialize(
     let destination = locked.at.base + pages.start_bytes();
     let View { mut segment, offset_bytes, .. } = view;
     let source = segment.bytes_at(offset_bytes, pages.len_bytes());
-    let is_inherited = segment.last_used().is_before_birth();
     let mut done = 0;
     // The page map's reference is dropped first. The one held here is then the last, unless another view or
     // a call in progress holds the segment.
@@ -270,10 +212,6 @@ pub(crate) fn materialize(
         // SAFETY: the destination is absent and its block locked; `as_unique_draft` found no other reference to the segment.
         let placed = unsafe { uffd.move_pages(destination, source, pages.len_bytes()) };
         done = (placed.done_bytes / PAGE_BYTES) as u32;
-        let may_be_shared = done == 0 && placed.error.is_some() && is_inherited && is_in_heap(destination);
-        if may_be_shared && take_over(locked.at, pages, source) {
-            done = pages.len();
-        }
         let first = (offset_bytes / PAGE_BYTES) as u32;
         draft.record_moved_out(SegmentPages::new(first, first + done));
         counters::add(Counter::MovedPages, done as usize);

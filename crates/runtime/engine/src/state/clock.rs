@@ -5,11 +5,15 @@ use uncopy_sys::sync::atomic::Ordering::Relaxed;
 
 /// A fork, in a [`Moment`].
 const FORK: u64 = 1 << 32;
+/// Rounds of upkeep after a fork in which the handler looks whether children have read views.
+const RECENT_ROUNDS: u32 = 30;
 
 uncopy_sys::statics! {
     static NOW: Tally = Tally::new(0);
     /// The moment at which this process was forked; 0 in a process that was executed.
     static BIRTH: Tally = Tally::new(0);
+    /// The moment of the last fork.
+    static LAST_FORK: Tally = Tally::new(0);
 }
 
 /// A time in rounds of upkeep, and in forks of this process and of those that it comes from.
@@ -27,7 +31,7 @@ impl Moment {
         (self.0 / FORK) as u32
     }
 
-    /// Whether this was before the last fork.
+    /// Whether this was before the last fork of this process or of those that it comes from.
     #[must_use]
     pub fn is_before_fork(self) -> bool {
         self.forks() != now().forks()
@@ -52,6 +56,11 @@ pub(crate) fn has_forked() -> bool {
     Moment(BIRTH.load(Relaxed)).is_before_fork()
 }
 
+/// Whether this process has forked so recently that children are likely to begin reading.
+pub(crate) fn has_just_forked() -> bool {
+    has_forked() && now().round().wrapping_sub(Moment(LAST_FORK.load(Relaxed)).round()) < RECENT_ROUNDS
+}
+
 /// Begins the next round.
 pub(crate) fn next_round() {
     NOW.fetch_add(1, Relaxed);
@@ -60,6 +69,7 @@ pub(crate) fn next_round() {
 /// Records a fork in the parent.
 pub(crate) fn note_fork() {
     NOW.fetch_add(FORK, Relaxed);
+    LAST_FORK.store(now().0, Relaxed);
 }
 
 /// Records a fork in the child.

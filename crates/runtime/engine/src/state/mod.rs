@@ -1,6 +1,7 @@
-//! Process-wide state: phase, policy and accounts, gates, counters, warm-up, limits, clock, ledger, bell.
+//! Process-wide state: phase, policy and accounts, gates, counters, warm-up, limits, clock, children, ledger, bell.
 
 pub(crate) mod bell;
+pub(crate) mod children;
 pub mod clock;
 pub mod counters;
 pub mod gate;

@@ -136,8 +136,11 @@ impl Reservation {
     pub unsafe fn relocate(self, from: usize, to: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(from, len_bytes)?;
         self.within(to, len_bytes)?;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: `within` has checked that both parts are ours; the caller gives up the destination's bytes.
-        unsafe { take_over(from, to, len_bytes) }
+        let moved =
+            unsafe { kernel!(Remap, syscall!(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to)) };
+        check(moved).map(drop)
     }
 
     /// Replaces part of the range by a fresh mapping, as [`commit`](Self::commit) makes it.
@@ -232,21 +235,6 @@ pub unsafe fn replace(address: usize, len_bytes: usize, fill: impl FnOnce(usize)
     }
 }
 
-/// Moves the pages at `from` to `to` in one step, also pages that a fork has left in two processes. What was
-/// mapped at `to` is lost, with its registration; absent pages remain at `from`.
-///
-/// # Errors
-/// Errors of mremap(2): EINVAL before Linux 5.7, ENOMEM if there are too many mappings. Nothing has moved then.
-///
-/// # Safety
-/// Both ranges must be ours. The old bytes at `to` must no longer be needed, and nothing may use those at `from`.
-pub unsafe fn take_over(from: usize, to: usize, len_bytes: usize) -> Result<(), Errno> {
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    // SAFETY: the caller vouches for both ranges.
-    let moved = unsafe { kernel!(Remap, syscall!(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to)) };
-    check(moved).map(drop)
-}
-
 /// Unmaps a range of addresses.
 ///
 /// # Errors
@@ -269,6 +257,14 @@ pub fn map_zeroes(len_bytes: usize) -> Result<usize, Errno> {
         .and_then(|zeroes| zeroes.commit(zeroes.base(), len_bytes).map(|()| zeroes.base()));
     #[cfg(not(loom))]
     map(len_bytes, libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+}
+
+/// Maps a range of zeroes that this process shares with children that it forks later.
+///
+/// # Errors
+/// Errors of mmap(2).
+pub fn map_for_children(len_bytes: usize) -> Result<usize, Errno> {
+    map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
 }
 
 /// Returns the length of a segment of System V shared memory, bytes; `None` if it does not exist or
