@@ -219,7 +219,7 @@ impl Side {
         match self {
             Self::TunedGlibc => Ok(Some(("GLIBC_TUNABLES", TUNABLES.into()))),
             Self::Mimalloc | Self::UncopyMimalloc => {
-                preload(&["libmimalloc.so.3", "libmimalloc.so.2"], "libmimalloc2.0")
+                preload(&["libmimalloc.so.2", "libmimalloc.so.3"], "libmimalloc2.0")
             }
             Self::Jemalloc => preload(&["libjemalloc.so.2"], "libjemalloc2"),
             _ => Ok(None),

@@ -100,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     let last = results.runs.last().into_iter().flat_map(|run| &run.experiments);
     let failed: Vec<&str> =
         last.filter(|measured| measured.failure.is_some()).map(|measured| measured.id.as_str()).collect();
-    print(&format!("{}\n{}\n", page::summary(&results), out.join("results.md").display()))?;
+    print(&format!("{}\n{}\n", page::summary(&results.by_system().first), out.join("results.md").display()))?;
     if failed.is_empty() {
         return Ok(0);
     }
@@ -134,10 +134,9 @@ fn write(path: &Path, text: &str) -> Result<()> {
 fn write_all(results: &Results, out: &Path) -> Result<()> {
     write(&out.join(RESULTS_PATH), &results.to_json()?)?;
     let systems = results.by_system();
-    let first = systems.first().map_or(results, |(_, first)| first);
-    write(&out.join(CHART_PATH), &chart::draw(&headline::chart_rows(first)))?;
-    write(&out.join(DETAILS_PATH), &details::render(first))?;
-    write(&out.join("results.md"), &page::render(results, CHART_PATH, DETAILS_PATH))
+    write(&out.join(CHART_PATH), &chart::draw(&headline::chart_rows(&systems.first)))?;
+    write(&out.join(DETAILS_PATH), &details::render(&systems.first))?;
+    write(&out.join("results.md"), &page::render(results, &systems, CHART_PATH, DETAILS_PATH))
 }
 
 #[cfg(test)]

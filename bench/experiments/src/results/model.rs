@@ -145,6 +145,15 @@ pub struct Ratio {
     pub processes: Vec<(Interval, usize)>,
 }
 
+/// Results by the system that the measured programs are from.
+#[derive(Clone, Debug, Default)]
+pub struct Systems {
+    /// Those of the first run's system.
+    pub first: Results,
+    /// Those of further systems, by name.
+    pub others: Vec<(String, Results)>,
+}
+
 impl Run {
     /// Name of the system that the measured programs are from.
     fn system(&self) -> &str {
@@ -153,18 +162,21 @@ impl Run {
 }
 
 impl Results {
-    /// Returns the runs by the system that the measured programs are from, those of the first run's system first.
+    /// Splits the runs by the system that the measured programs are from.
     #[must_use]
-    pub fn by_system(&self) -> Vec<(String, Self)> {
-        let mut systems: Vec<(String, Self)> = Vec::new();
+    pub fn by_system(&self) -> Systems {
+        let mut systems = Systems::default();
         for run in &self.runs {
-            let name = run.system();
-            match systems.iter_mut().find(|(known, _)| known == name) {
-                Some((_, results)) => results.runs.push(run.clone()),
-                None => {
-                    systems.push((name.to_owned(), Self { runs: vec![run.clone()], ..Self::default() }));
-                }
+            if systems.first.runs.first().is_none_or(|first| first.system() == run.system()) {
+                systems.first.runs.push(run.clone());
+                continue;
             }
+            let known = systems.others.iter().position(|(name, _)| name == run.system());
+            let at = known.unwrap_or(systems.others.len());
+            if known.is_none() {
+                systems.others.push((run.system().to_owned(), Self::default()));
+            }
+            systems.others[at].1.runs.push(run.clone());
         }
         systems
     }

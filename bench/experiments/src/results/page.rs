@@ -11,7 +11,7 @@ use crate::results::goals::{self, PAPER_GOALS, PROJECT_GOALS};
 use crate::results::headline::{Row, ratio_text, rows};
 use crate::results::judge::{self, Judgement, MinMeasurements};
 use crate::results::markdown::{escape, table_row};
-use crate::results::model::{Quantity, Results};
+use crate::results::model::{Quantity, Results, Systems};
 use crate::results::pool::PooledCase;
 use crate::results::register::{HEADLINES, find_entry};
 
@@ -19,13 +19,12 @@ use crate::results::register::{HEADLINES, find_entry};
 const MAX_NAMED: usize = 8;
 const PLAIN: &str = Side::Plain.name();
 
-/// Renders the page. `chart` and `details` are paths of files beside it; details are linked if they were made.
+/// Renders the page of the `stored` results, split into `systems`. `chart` and `details` are paths of files beside it; details are linked if they were made.
 #[must_use]
-pub fn render(stored: &Results, chart: &str, details: &str) -> String {
-    let systems = stored.by_system();
-    let results = systems.first().map_or(stored, |(_, results)| results);
+pub fn render(stored: &Results, systems: &Systems, chart: &str, details: &str) -> String {
+    let results = &systems.first;
     let others: Vec<OtherSystem<'_>> =
-        systems.iter().skip(1).map(|(name, results)| OtherSystem { name, rows: rows(results) }).collect();
+        systems.others.iter().map(|(name, results)| OtherSystem { name, rows: rows(results) }).collect();
     let rows = rows(results);
     let mut page =
         String::from("# Results\n\n<!-- Made by uncopy-bench report; not to be edited by hand. -->\n\n");
@@ -407,7 +406,7 @@ mod tests {
     use crate::results::pool::tests::{case, results};
 
     fn page(results: &Results) -> String {
-        render(results, "results/chart.svg", "results/details.md")
+        render(results, &results.by_system(), "results/chart.svg", "results/details.md")
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub fn accepts(fd: ProgramFd, with_bbr: bool) -> bool {
 pub struct HeldSender {
     fd: ProgramFd,
     waiting: Waiting,
+    /// Holds the pipe, which was checked when the call began.
     slot: SlotGuard,
-    pipe: Pipe,
     /// Free space of a blocking socket, as far as known, bytes.
     room_bytes: usize,
     /// Suppresses SIGPIPE, from the first byte sent on.
@@ -63,9 +63,9 @@ impl HeldSender {
             return None;
         }
         let mut slot = pool::acquire()?;
-        let pipe = slot.open_pipe(false).ok()?;
+        slot.open_pipe(false).ok()?;
         let guard = (flags & libc::MSG_NOSIGNAL != 0).then(|| SigpipeGuard::new(true));
-        Some(Self { fd, waiting, slot, pipe, room_bytes: 0, guard })
+        Some(Self { fd, waiting, slot, room_bytes: 0, guard })
     }
 
     /// Records that the call has sent `len_bytes` bytes.
@@ -115,21 +115,23 @@ impl HeldSender {
             Ok(None) => return Ok(HeldSent::NoRoom),
             Err(_) => return Ok(HeldSent::Unavailable),
         };
-        let Some((unwanted_bytes, all_bytes)) = duplicate(self.pipe, wanted_bytes) else {
+        // A new one, if the last step could not empty the pipe and gave it up.
+        let Ok(pipe) = self.slot.open_pipe(true) else { return Ok(HeldSent::Unavailable) };
+        let Some((unwanted_bytes, all_bytes)) = duplicate(pipe, wanted_bytes) else {
             return Ok(HeldSent::Unavailable);
         };
         let wanted_bytes = all_bytes - unwanted_bytes;
-        if unwanted_bytes > 0 && !self.pipe.drain(unwanted_bytes) {
-            self.replace_pipe();
+        if unwanted_bytes > 0 && !pipe.drain(unwanted_bytes) {
+            self.slot.resources().discard();
             return Ok(HeldSent::Unavailable);
         }
         if wanted_bytes == 0 {
             return Ok(HeldSent::Unavailable);
         }
-        let passed = splice_retrying(self.pipe, self.fd, wanted_bytes, more || wanted_bytes < len_bytes);
+        let passed = splice_retrying(pipe, self.fd, wanted_bytes, more || wanted_bytes < len_bytes);
         let sent_bytes = passed.unwrap_or(0);
-        if sent_bytes < wanted_bytes && !self.pipe.drain(wanted_bytes - sent_bytes) {
-            self.replace_pipe();
+        if sent_bytes < wanted_bytes {
+            self.slot.resources().drain(wanted_bytes - sent_bytes);
         }
         // Pages that are spliced take what they have, and each message some more.
         self.room_bytes = self.room_bytes.saturating_sub(sent_bytes + sent_bytes / 8);
@@ -146,14 +148,6 @@ impl HeldSender {
             Err(Errno::EAGAIN) if self.waiting == Waiting::ByDescriptor => Err(Errno::EAGAIN),
             Err(error) if !crate::splice::should_copy(error) => Err(error),
             Ok(_) | Err(_) => Ok(HeldSent::Unavailable),
-        }
-    }
-
-    /// Gives up a pipe that could not be emptied.
-    fn replace_pipe(&mut self) {
-        self.slot.resources().discard();
-        if let Ok(pipe) = self.slot.open_pipe(false) {
-            self.pipe = pipe;
         }
     }
 }

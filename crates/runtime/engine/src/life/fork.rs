@@ -150,7 +150,9 @@ pub fn prepare_with(work: impl FnOnce()) {
     }
     let critical = Critical::enter();
     FORK.lock.lock();
-    children::prepare();
+    if counters::get(Counter::SegmentsBytes) > 0 {
+        children::prepare();
+    }
     close(work);
     // Changes that the handler has read must be followed before the fork: the child's handler cannot know them.
     for _ in 0..SETTLE_TRIES {

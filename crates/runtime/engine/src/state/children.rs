@@ -12,7 +12,7 @@ uncopy_sys::statics! {
     static PAGE: AtomicUsize = AtomicUsize::new(0);
 }
 
-/// Makes the page before the first fork. Without it nothing is counted.
+/// Makes the page before the first fork that leaves views to a child. Without it nothing is counted.
 pub(crate) fn prepare() {
     if PAGE.load(Relaxed) == 0
         && let Ok(address) = mem::map_for_children(PAGE_BYTES)
