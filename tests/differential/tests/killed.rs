@@ -8,10 +8,9 @@ use uncopy_differential::mates::Mates;
 use uncopy_tests::launch::{Mode, Program as Command};
 use uncopy_tests::random::{Random, rounds, seed};
 use uncopy_tests::running::Running;
-use uncopy_tests::scratch::Scratch;
+use uncopy_tests::scratch::{HANG_LIMIT, Scratch};
 
 const MACHINE: &str = env!("CARGO_BIN_EXE_differential");
-const LIMIT: Duration = Duration::from_secs(120);
 /// Maximum memory of a mate after programs were killed, in KiB: at most 64 MiB of its own shared
 /// memory, and its buffers.
 const MAX_KEPT_KIB: u64 = 160 << 10;
@@ -49,9 +48,9 @@ fn killed_mate_corrupts_no_bytes() {
         let running = start(&mates, first + round, "run", true, &scratch);
         pause(&mut random, 400);
         mates.process(0).signal(libc::SIGKILL);
-        let done = running.finish(LIMIT);
+        let done = running.finish();
         assert!(done.status.success(), "seed {first}, round {round}: {}", done.text());
-        assert_eq!(mates.end(LIMIT), None, "seed {first}, round {round}");
+        assert_eq!(mates.end(HANG_LIMIT), None, "seed {first}, round {round}");
     }
 }
 
@@ -72,9 +71,9 @@ fn killed_programs_leak_nothing_in_their_mate() {
         let running = start(&mates, first + round, &format!("run{round}"), false, &scratch);
         pause(&mut random, 400);
         running.signal(libc::SIGKILL);
-        let _ = running.finish(LIMIT);
+        let _ = running.finish();
     }
-    let done = start(&mates, first, "last", false, &scratch).finish(LIMIT);
+    let done = start(&mates, first, "last", false, &scratch).finish();
     assert!(done.status.success(), "seed {first}: {}", done.text());
     let pid = mates.process(0).pid();
     let descriptors = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
@@ -82,5 +81,5 @@ fn killed_programs_leak_nothing_in_their_mate() {
     uncopy_tests::scratch::wait_until("the end of every stream", || {
         (descriptors() < 20 && status_kib(pid, "VmRSS") < MAX_KEPT_KIB).then_some(())
     });
-    assert_eq!(mates.end(LIMIT), None, "seed {first}");
+    assert_eq!(mates.end(HANG_LIMIT), None, "seed {first}");
 }

@@ -1,15 +1,12 @@
 //! Programs with a log, on file systems of their own that scripts mount in private namespaces.
 
 use std::ffi::OsStr;
-use std::time::Duration;
 
 use crate::artifacts::{bin_dir, script};
 use crate::random::test_size;
 use crate::running::Finished;
+use crate::scratch::HANG_LIMIT;
 use crate::{Mode, Program, Scratch};
-
-/// Time limit of a script, which normally takes some seconds.
-const LIMIT: Duration = Duration::from_secs(150);
 
 /// Whether file systems can be mounted here; prints a message if not.
 #[must_use]
@@ -45,7 +42,7 @@ pub fn run_script<S: AsRef<OsStr>>(scripts: &[&str], title: &str, arguments: &[S
         .args(arguments)
         .mode(Mode::Plain)
         .start(&scratch, "script")
-        .try_finish(LIMIT);
+        .try_finish(HANG_LIMIT);
     let output = match &done {
         Ok(done) if done.status.success() => String::from_utf8_lossy(&done.output).into_owned(),
         _ => String::new(),

@@ -7,6 +7,7 @@ use libc::pid_t;
 
 use crate::oracle::errno;
 use crate::running::hang_report;
+use crate::scratch::HANG_LIMIT;
 
 /// Runs `work` in a child made by `fork`, which ends with status 1 when `work` panics; returns its process id.
 ///
@@ -32,23 +33,13 @@ pub fn fork_child(work: impl FnOnce()) -> pid_t {
 /// Waits for a child; returns its wait status.
 ///
 /// # Panics
-/// When there is no such child.
+/// When there is no such child, or when it hangs; every thread's stack is then printed on standard error.
 #[must_use]
 pub fn wait(pid: pid_t) -> c_int {
+    let limit_ms = c_int::try_from(HANG_LIMIT.as_millis()).expect("minutes");
     let mut status = 0;
-    // SAFETY: `status` is an int on this stack that waitpid(2) may write.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid, "waitpid");
-    status
-}
-
-/// Waits for a child, `limit_ms` milliseconds at most; returns its wait status.
-///
-/// # Panics
-/// When the child hangs; every thread's stack is then printed on standard error.
-#[must_use]
-pub fn wait_within(pid: pid_t, limit_ms: c_int) -> c_int {
     // SAFETY: pidfd_open(2) takes two integers, poll(2) one valid structure; the descriptor is this
-    // function's alone.
+    // function's alone. `status` is an int on this stack that waitpid(2) may write.
     unsafe {
         let exit = c_int::try_from(libc::syscall(libc::SYS_pidfd_open, pid, 0)).expect("descriptor");
         let mut poll = libc::pollfd { fd: exit, events: libc::POLLIN, revents: 0 };
@@ -57,15 +48,16 @@ pub fn wait_within(pid: pid_t, limit_ms: c_int) -> c_int {
             panic!("child {pid} hangs");
         }
         libc::close(exit);
+        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid, "waitpid");
     }
-    wait(pid)
+    status
 }
 
-/// Runs `work` in a forked child and waits for it, `limit_ms` milliseconds at most.
+/// Runs `work` in a forked child and waits for it.
 ///
 /// # Panics
 /// When the child panics, or hangs.
-pub fn in_child(limit_ms: c_int, work: impl FnOnce()) {
-    let status = wait_within(fork_child(work), limit_ms);
+pub fn in_child(work: impl FnOnce()) {
+    let status = wait(fork_child(work));
     assert_eq!(status, 0, "the child ended with wait status {status:#x}");
 }

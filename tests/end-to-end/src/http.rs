@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use crate::artifacts::packaged;
 use crate::launch::{Mode, Program};
@@ -113,7 +112,6 @@ fn run_wrk(mode: Mode, scratch: &Scratch, server: &str, script: &Path, seconds: 
         .args(["-t", "2", "-c", "8", "-d", &format!("{seconds}s"), "--timeout", "20s", "-s"])
         .args([script.to_str().expect("UTF-8"), server])
         .mode(mode)
-        .limit(Duration::from_secs(60))
         .run(scratch, "wrk")
         .expect_success();
     let report = done.text();

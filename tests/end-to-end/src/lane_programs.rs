@@ -2,13 +2,9 @@
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use crate::running::Finished;
 use crate::{Mode, Program, Scratch};
-
-/// Time limit of both programs together.
-const LIMIT: Duration = Duration::from_secs(90);
 
 /// Common part of the two programs: `IS_SERVER` tells the server from the client.
 const PRELUDE: &str = r#"
@@ -73,7 +69,7 @@ pub fn run_pair(scratch: &Scratch, script: &str) -> [Finished; 2] {
     let _ = make_lanes_dir(scratch);
     let server = program(scratch, script, &["server"]).start(scratch, "server");
     let port = server.wait_for_line("ready ");
-    let client = program(scratch, script, &["client", &port]).start(scratch, "client").finish(LIMIT);
+    let client = program(scratch, script, &["client", &port]).start(scratch, "client").finish();
     assert!(client.status.success(), "{}\nserver's {}", client.text(), server.errors());
-    [client, server.finish(LIMIT).expect_success()]
+    [client, server.finish().expect_success()]
 }

@@ -19,7 +19,7 @@ use uncopy_testbed::processes::process::end_with_parent;
 use crate::artifacts;
 pub use crate::mode::Mode;
 use crate::running::{Finished, Running};
-use crate::scratch::Scratch;
+use crate::scratch::{HANG_LIMIT, Scratch};
 
 /// A program to start, with its arguments, environment, descriptors and mode.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl Program {
             input: None,
             library: None,
             descriptor: None,
-            limit: Duration::from_secs(60),
+            limit: HANG_LIMIT,
         }
     }
 
@@ -139,7 +139,7 @@ impl Program {
         self
     }
 
-    /// Sets the time limit of [`Program::run`] (default: 60 s).
+    /// Sets the time limit of [`Program::run`] (default: [`HANG_LIMIT`]).
     #[must_use]
     pub const fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -217,7 +217,7 @@ impl Program {
     /// # Panics
     /// When the program cannot be started or does not end in time.
     pub fn run(&self, scratch: &Scratch, name: &str) -> Finished {
-        self.start(scratch, name).finish(self.limit)
+        self.start(scratch, name).finish_within(self.limit)
     }
 }
 

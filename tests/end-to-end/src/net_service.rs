@@ -1,7 +1,6 @@
 //! A service of user-level TCP (`uncopy net`) in a network namespace of its own, and programs on both sides.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use crate::artifacts::bin_dir;
 use crate::launch::{Mode, Program};
@@ -232,8 +231,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             r#"ip link set lo up; ip link add near type veth peer name far netns "$0"; ip link set near up"#;
         let pid = far.pid().to_string();
         for (end, command) in [(&near, &["sh", "-ec", lay, &pid][..]), (&far, &["python3", "-c", script])] {
-            let done =
-                in_network_namespace(end, command).start(scratch, "cable").finish(Duration::from_secs(20));
+            let done = in_network_namespace(end, command).start(scratch, "cable").finish();
             assert!(done.status.success(), "{}", done.text());
         }
         Self { near, far }
@@ -252,7 +250,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
     #[must_use]
     pub fn has_program(&self, scratch: &Scratch) -> bool {
         let shown = self.near(&["ip", "link", "show", Self::NEAR]).start(scratch, "shown");
-        let shown = shown.finish(Duration::from_secs(20));
+        let shown = shown.finish();
         assert!(shown.status.success(), "{}", shown.text());
         shown.text().contains("xdp")
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
 use uncopy_testbed::Result;
 use uncopy_testbed::servers::{self, Service};
@@ -13,7 +12,7 @@ use crate::launch::{Mode, Program};
 use crate::packaged_server::{PackagedServer, program};
 use crate::random::{Random, bytes};
 use crate::running::Finished;
-use crate::scratch::{ANSWER_LIMIT, Scratch, wait_until};
+use crate::scratch::{HANG_LIMIT, Scratch, wait_until};
 
 /// A running Redis server.
 #[derive(Debug)]
@@ -50,7 +49,7 @@ impl Redis {
     /// When the connection is not accepted.
     #[must_use]
     pub fn client(&self) -> Connection {
-        Connection::open(self.0.address(), ANSWER_LIMIT).expect("a connection")
+        Connection::open(self.0.address(), HANG_LIMIT).expect("a connection")
     }
 
     /// Asks the server to end without saving.
@@ -65,7 +64,7 @@ impl Redis {
     #[must_use]
     pub fn shut_down(self) -> Finished {
         self.send_shutdown();
-        self.0.running.finish(Duration::from_secs(30)).expect_success()
+        self.0.running.finish().expect_success()
     }
 
     /// Waits until a background save or rewrite (`rdb_bgsave`, `aof_rewrite`) has succeeded.

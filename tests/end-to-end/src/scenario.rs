@@ -1,16 +1,11 @@
 //! Runs a scenario of one of the test programs in each mode and compares it with a plain run.
 
-use std::time::Duration;
-
 use uncopy_core::stats::Counter;
 
 use crate::launch::{Mode, Program};
 use crate::random::seed;
 use crate::running::Finished;
 use crate::scratch::Scratch;
-
-/// Time limit of one scenario.
-pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A scenario of a test program.
 #[derive(Clone, Debug)]
@@ -52,7 +47,7 @@ impl Scenario {
     fn run(&self, mode: Mode) -> Finished {
         let scratch = Scratch::new(&self.name);
         let program = Program::new(&self.program).args([&self.name, &self.seed.to_string()]);
-        let done = program.mode(mode).directory(scratch.path()).limit(LIMIT).run(&scratch, &self.name);
+        let done = program.mode(mode).directory(scratch.path()).run(&scratch, &self.name);
         match self.signal {
             None => done.expect_success(),
             Some(signal) => done.expect_signal(signal),

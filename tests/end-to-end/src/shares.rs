@@ -105,7 +105,7 @@ impl Build {
                 // Neither a module nor another toolchain is looked for, let alone fetched.
                 let go = Program::new(find("go")?).env("GO111MODULE", "off").env("GOTOOLCHAIN", "local");
                 let arguments = ["build".as_ref(), "-o".as_ref(), output.as_path()];
-                let go = go.args(arguments).args([directory.join("shares.go")]).limit(GO_LIMIT);
+                let go = go.args(arguments).args([directory.join("shares.go")]);
                 let _ = go.run(scratch, "compile-shares").expect_success();
                 Ok(SharesProgram { path: output, before: vec![], after: vec![] })
             }
@@ -125,9 +125,6 @@ impl Build {
         }
     }
 }
-
-/// Time limit of Go's first build, which also builds its standard library.
-const GO_LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// Returns the path of a compiler or runtime.
 fn find(name: &str) -> Result<PathBuf, String> {

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 
@@ -71,7 +70,7 @@ impl SteppedProgram {
     #[must_use]
     pub fn finish(mut self) -> Finished {
         self.input.write_all(b"end\n").expect("told");
-        self.running.finish(Duration::from_secs(30))
+        self.running.finish()
     }
 
     /// A counter of the running program.

@@ -13,15 +13,14 @@ use uncopy_tests::feeder::Feeder;
 use uncopy_tests::forked::wait;
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::random::Random;
+use uncopy_tests::scratch::HANG_LIMIT;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Time limit for memory to be returned.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Waits until the program's own counters are as wanted; returns at once where there are none (plain).
 fn wait_until(what: &str, condition: impl Fn(&Counters) -> bool) {
-    let end = Instant::now() + TIMEOUT;
+    let end = Instant::now() + HANG_LIMIT;
     while let Some(counters) = Counters::live(std::process::id()) {
         if condition(&counters) {
             return;
@@ -96,7 +95,7 @@ fn small_parts_of_large_messages(seed: u64) {
 fn forks_meanwhile(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let parts = parts_of_messages(&mut feeder, 48);
-    let end = Instant::now() + TIMEOUT;
+    let end = Instant::now() + HANG_LIMIT;
     let mut is_done = false;
     for round in 0usize.. {
         // SAFETY: the program has one thread; the child checks and leaves.

@@ -24,8 +24,6 @@ const HOARD_LEN: usize = 1 << 20;
 const HOARD_COUNT: usize = 400;
 /// Length of most buffers: a few whole pages more than one size class, and fringes.
 const LEN: usize = 40 * PAGE + 77;
-/// Time limit for a child, milliseconds.
-const CHILD_LIMIT_MS: i32 = 10_000;
 
 /// Checks a buffer and prints a digest of what it holds.
 fn check_and_print(what: &str, buffer: &Buffer) {
@@ -132,7 +130,7 @@ fn threads(feeder: &mut Feeder) {
 
 fn forks(feeder: &mut Feeder) {
     let mut buffers = buffer_and_copies(feeder);
-    in_child(CHILD_LIMIT_MS, || {
+    in_child(|| {
         let mut feeder = Feeder::new(99);
         buffers[1].store(PAGE, 2 * PAGE, 12);
         feeder.receive(InputCall::Recv, &mut buffers[2], 0, LEN - PAGE);

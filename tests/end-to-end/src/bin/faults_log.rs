@@ -11,12 +11,10 @@ use std::time::{Duration, Instant};
 
 use uncopy_tests::forked::in_child;
 use uncopy_tests::oracle::errno;
+use uncopy_tests::scratch::HANG_LIMIT;
 
-/// Time limit for a file to get into the log, where required and where not (programs ask every 200 ms).
-const BEGIN_LIMIT: Duration = Duration::from_secs(20);
+/// Time limit for a file to get into the log, where it need not (programs ask every 200 ms).
 const SHORT_LIMIT: Duration = Duration::from_millis(600);
-/// Time limit for a child, milliseconds.
-const CHILD_LIMIT_MS: i32 = 15_000;
 
 /// A descriptor of a file, with the expected content.
 struct TrackedFile {
@@ -147,7 +145,7 @@ fn workload(directory: &str) {
 
     let mut two = TrackedFile::new(directory, "two");
     two.write_and_sync(8, 5000);
-    in_child(CHILD_LIMIT_MS, || {
+    in_child(|| {
         // SAFETY: two bytes; descriptors of our own.
         unsafe { assert_eq!(libc::pwrite(two.fd, c"xy".as_ptr().cast(), 2, 10), 2) };
         sync(two.fd, 0);
@@ -173,7 +171,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let directory = arguments.first().expect("usage: faults_log DIRECTORY [logged]");
     let must_be_logged = arguments.get(1).is_some_and(|word| word == "logged");
-    let is_logged = wait_until_logged(directory, if must_be_logged { BEGIN_LIMIT } else { SHORT_LIMIT });
+    let is_logged = wait_until_logged(directory, if must_be_logged { HANG_LIMIT } else { SHORT_LIMIT });
     assert!(is_logged || !must_be_logged, "no file takes part in a log");
     workload(directory);
     // Reads the files as other programs see them.

@@ -11,17 +11,14 @@ use uncopy_core::stats::Counter;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::counters::Counters;
 use uncopy_tests::feeder::Feeder;
-use uncopy_tests::forked::{fork_child, wait_within};
+use uncopy_tests::forked::{fork_child, wait};
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::random::Random;
+use uncopy_tests::scratch::HANG_LIMIT;
 
 const MIB: usize = 1 << 20;
 /// Memory of its own that a child may get by reading shared buffers.
 const FEW: usize = MIB;
-/// Time limit for a child, milliseconds.
-const CHILD_LIMIT_MS: i32 = 20_000;
-/// Time limit for views to be put in place.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Bytes that this process does not share with another.
 fn private_bytes() -> usize {
@@ -47,7 +44,7 @@ fn use_all(buffers: &mut [Buffer], seed: u64) {
         feeder.send(OutputCall::Send, buffer, 0, MIB);
     }
     let pid = fork_child(|| buffers.iter().for_each(|buffer| buffer.check_all("in the child's child")));
-    assert_eq!(wait_within(pid, CHILD_LIMIT_MS), 0, "the child's child failed");
+    assert_eq!(wait(pid), 0, "the child's child failed");
     let fresh: Vec<Buffer> = (0..4).map(|_| feeder.copied_buffer(MIB)).collect();
     buffers.iter().chain(&fresh).for_each(|buffer| buffer.check_all("used in the child"));
 }
@@ -66,14 +63,14 @@ fn cost_of_reading(buffers: &mut [Buffer]) -> usize {
     drop(end);
     let mut cost = [0; size_of::<usize>()];
     let read = result.read_exact(&mut cost);
-    assert_eq!(wait_within(pid, CHILD_LIMIT_MS), 0, "the child failed");
+    assert_eq!(wait(pid), 0, "the child failed");
     read.expect("a cost");
     usize::from_ne_bytes(cost)
 }
 
 /// Checks that children soon get no memory of their own by reading.
 fn expect_shared(buffers: &mut [Buffer]) {
-    let end = Instant::now() + TIMEOUT;
+    let end = Instant::now() + HANG_LIMIT;
     loop {
         let cost = cost_of_reading(buffers);
         if cost < FEW {
@@ -113,7 +110,7 @@ fn unread_data(seed: u64) {
         || Counters::live(std::process::id()).map(|counters| counters.get(Counter::MaterializedBytes));
     let before = placed();
     for _ in 0..30 {
-        assert_eq!(wait_within(fork_child(|| ()), CHILD_LIMIT_MS), 0, "the child failed");
+        assert_eq!(wait(fork_child(|| ())), 0, "the child failed");
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(placed(), before, "bytes put in place");

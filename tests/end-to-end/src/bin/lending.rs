@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use libc::iovec;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, set_buffer_size, set_nonblocking, wait_ready};
 use uncopy_tests::feeder::Feeder;
-use uncopy_tests::forked::{fork_child, wait_within};
+use uncopy_tests::forked::{fork_child, wait};
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::oracle::{self, OracleBytes};
 use uncopy_tests::random::Random;
@@ -23,8 +23,6 @@ const KIB: usize = 1 << 10;
 const MESSAGE: usize = 100 * KIB;
 /// Maximum number of bytes in flight.
 const MAX_WIRE: usize = 4 << 20;
-/// Time limit for a child or a thread, milliseconds.
-const LIMIT_MS: c_int = 20_000;
 
 unsafe extern "C" {}
 
@@ -254,7 +252,7 @@ fn received_on_behind(seed: u64) {
 
 /// Waits for a child, which must succeed in time.
 fn join(pid: libc::pid_t) {
-    assert_eq!(wait_within(pid, LIMIT_MS), 0, "child {pid}");
+    assert_eq!(wait(pid), 0, "child {pid}");
 }
 
 /// Parent and child change memory that both have in flight, and send more of it, on common and own wires.

@@ -20,11 +20,8 @@ const SAMPLED_SECONDS: f64 = 5.5;
 const QUIET_TOLERANCE: f64 = 0.03;
 /// Largest error of a share beside other work: 4.5 points were seen with Go, and why is not known.
 const BUSY_TOLERANCE: f64 = 0.08;
-/// Time limit of a command, and of a program that is sampled meanwhile.
-const LIMIT: Duration = Duration::from_secs(240);
-
 fn uncopy(arguments: &[&str]) -> Program {
-    Program::new(bin_dir().join("uncopy")).args(arguments).limit(LIMIT)
+    Program::new(bin_dir().join("uncopy")).args(arguments)
 }
 
 /// Says why a test does not run, by the handle, which the tests' harness does not hold back.
@@ -73,7 +70,7 @@ fn sample(scratch: &Scratch, target: &Running, options: &[&str]) -> Finished {
         std::thread::sleep(Duration::from_millis(20));
     }
     sampler.signal(libc::SIGINT);
-    sampler.finish(LIMIT).expect_success()
+    sampler.finish().expect_success()
 }
 
 fn json(done: &Finished) -> Value {
@@ -87,7 +84,7 @@ fn number(value: &Value) -> f64 {
 /// Samples a program with known shares, and compares.
 fn check_shares(name: &str, program: &SharesProgram, work: Work, library_path: Option<&Path>) -> Value {
     let scratch = Scratch::new(name);
-    let target = program.program(work, 1000).limit(LIMIT);
+    let target = program.program(work, 1000);
     let target = match library_path {
         Some(path) => target.env("LD_LIBRARY_PATH", path),
         None => target,
@@ -229,7 +226,7 @@ fn folded_stacks_and_pprof_have_all_samples() {
     }
     let scratch = Scratch::new(TEST);
     let program = Build::NoFramePointers.make(&scratch).expect("a C compiler");
-    let target = program.program(Work::Main, 1000).limit(LIMIT).start(&scratch, "shares");
+    let target = program.program(Work::Main, 1000).start(&scratch, "shares");
     let _ = target.wait_for_line("ready");
     let (folded, pprof) = (scratch.join("folded"), scratch.join("pprof"));
     let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
@@ -254,7 +251,7 @@ fn the_machine_is_a_table_with_its_busiest_processes() {
         return skip(TEST, probe.errors.trim());
     }
     let program = Build::FramePointers.make(&scratch).expect("a C compiler");
-    let target = program.program(Work::Main, 1000).limit(LIMIT).start(&scratch, "shares");
+    let target = program.program(Work::Main, 1000).start(&scratch, "shares");
     let _ = target.wait_for_line("ready");
     let done =
         uncopy(&["profile", "-a", "--duration", "5", "--json"]).run(&scratch, "machine").expect_success();
@@ -330,9 +327,9 @@ fn a_program_that_ends_is_reported() {
     let _ = target.wait_for_line("ready");
     let pid = target.pid().to_string();
     let sampler = uncopy(&["profile", "--duration", "1000", "--pid", &pid]).start(&scratch, "profile");
-    let _ = target.finish(LIMIT);
+    let _ = target.finish();
     // Ends soon after the program.
     wait_until("the end of the report", || sampler.has_ended().then_some(()));
-    let done = sampler.finish(LIMIT).expect_success();
+    let done = sampler.finish().expect_success();
     assert!(done.text().contains("verdict: "), "{}", done.text());
 }

@@ -3,7 +3,6 @@
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::plain_only;
 use uncopy_tests::launch::{Mode, Program};
-use uncopy_tests::scenario::LIMIT;
 use uncopy_tests::scratch::Scratch;
 
 const BOUNDS: &str = env!("CARGO_BIN_EXE_bounds");
@@ -19,7 +18,7 @@ uncopy_tests::scenarios! { "bounds":
 /// Runs a program that keeps 32 MiB of received data, and checks that segments stayed below `max_bytes`.
 fn keeps_more_than(max_bytes: u64, title: &str, program: &Program) {
     let scratch = Scratch::new(title);
-    let done = program.clone().mode(Mode::Always).directory(scratch.path()).limit(LIMIT).run(&scratch, title);
+    let done = program.clone().mode(Mode::Always).directory(scratch.path()).run(&scratch, title);
     let done = done.expect_success().expect_counters(&[Counter::InputBytes, Counter::RefusedBytes]);
     if plain_only() {
         return;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::process::Command;
-use std::time::Duration;
 
 use serde_json::Value;
 use uncopy_tests::artifacts::{bin_dir, skipped};
@@ -18,7 +17,7 @@ fn uncopy(scratch: &Scratch, arguments: &[&str]) -> Program {
 
 /// Returns the command's standard output, or its standard error if there is none.
 fn command_output(scratch: &Scratch, arguments: &[&str]) -> Vec<u8> {
-    let done = uncopy(scratch, arguments).start(scratch, "uncopy").finish(Duration::from_secs(120));
+    let done = uncopy(scratch, arguments).start(scratch, "uncopy").finish();
     if done.output.is_empty() { done.errors.into_bytes() } else { done.output }
 }
 
@@ -80,7 +79,7 @@ fn every_json_document_has_its_schema_version() {
     expect_schema("`log ls`", &command_output(&scratch, &["log", "ls", "--json", &file("")]));
     // The document is on standard error: standard output belongs to the command.
     let bench = Program::new(bin_dir().join("uncopy-bench")).args(["load", "--json", "--", "/bin/true"]);
-    let done = bench.start(&scratch, "uncopy-bench").finish(Duration::from_secs(120));
+    let done = bench.start(&scratch, "uncopy-bench").finish();
     expect_schema("`uncopy-bench`", done.errors.as_bytes());
 
     let (explained, stats) = (file("explained.json"), file("stats.json"));

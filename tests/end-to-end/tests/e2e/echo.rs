@@ -1,13 +1,10 @@
 //! Messages of random sizes echoed over every transport, by every call, under uncopy.
 
-use std::time::Duration;
-
 use uncopy_core::stats::Counter;
 use uncopy_tests::random::{rounds, seed};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const ECHO: &str = env!("CARGO_BIN_EXE_echo");
-const LIMIT: Duration = Duration::from_secs(90);
 const SERVER_WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes];
 /// A client stores to what it sends and loads from what it receives, so it need not gather.
 const CLIENT_WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes];
@@ -27,10 +24,10 @@ fn run_echo(transport: &str, server_mode: Mode, client_mode: Mode, messages: usi
         .args(["client", transport, directory, &seed.to_string(), &address, &messages])
         .mode(client_mode)
         .start(&scratch, "client");
-    let client = client.finish(LIMIT);
+    let client = client.finish();
     assert!(client.status.success(), "seed {seed}, client {}\nserver's {}", client.text(), server.errors());
     let _ = client.expect_success().expect_counters(CLIENT_WORKED);
-    let _ = server.finish(LIMIT).expect_success().expect_counters(SERVER_WORKED);
+    let _ = server.finish().expect_success().expect_counters(SERVER_WORKED);
 }
 
 /// Runs both ends as threads of one program.
@@ -39,7 +36,7 @@ fn run_echo_pair(transport: &str, mode: Mode, messages: usize) {
     let seed = seed(2000);
     let program =
         Program::new(ECHO).args(["pair", transport, ".", &seed.to_string(), &rounds(messages).to_string()]);
-    let done = program.mode(mode).limit(LIMIT).run(&scratch, "pair").expect_success();
+    let done = program.mode(mode).run(&scratch, "pair").expect_success();
     let _ = done.expect_counters(SERVER_WORKED);
 }
 

@@ -3,7 +3,6 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::Value;
 use uncopy_tests::artifacts::{bin_dir, skipped};
@@ -129,7 +128,7 @@ fn signals_are_forwarded_to_the_program() {
     let running = explain_command(&scratch, &file, &[], &["/bin/sh", "-c", script]).start(&scratch, "trap");
     let _ = running.wait_for_line("ready");
     running.signal(libc::SIGTERM);
-    let done = running.finish(Duration::from_secs(30));
+    let done = running.finish();
     assert_eq!(done.status.code(), Some(7), "{}", done.errors);
     assert!(file.exists(), "the report");
 }

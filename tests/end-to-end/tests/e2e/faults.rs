@@ -3,7 +3,6 @@
 //! See [`uncopy_tests::fault_injection`] for the choice of faults.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::injecting_library;
@@ -19,13 +18,11 @@ const EEXIST: i32 = 17;
 const ENOSPC: i32 = 28;
 const ERRNOS: [i32; 7] = [ENOMEM, EAGAIN, ENOSPC, EEXIST, EBUSY, EPERM, EINTR];
 
-/// Time limit for a run of the workload, which takes some tens of milliseconds.
-const LIMIT: Duration = Duration::from_secs(20);
 /// Number of faults tried by `make test-all`, for each kind of call.
 const SHARE: usize = 24;
 
 fn workload(mode: Mode) -> Program {
-    let program = Program::new(env!("CARGO_BIN_EXE_faults")).args(["workload"]).mode(mode).limit(LIMIT);
+    let program = Program::new(env!("CARGO_BIN_EXE_faults")).args(["workload"]).mode(mode);
     if mode == Mode::Plain { program } else { program.library(injecting_library()) }
 }
 

@@ -3,7 +3,6 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::{bin_dir, injecting_library, packaged, plain_only};
@@ -12,8 +11,6 @@ use uncopy_tests::{Mode, Program, Scratch, lane_programs};
 
 const FAULTS: &str = env!("CARGO_BIN_EXE_faults");
 const BOUNDS: &str = env!("CARGO_BIN_EXE_bounds");
-const LIMIT: Duration = Duration::from_secs(60);
-
 /// Expected behaviour of uncopy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ExpectedBehaviour {
@@ -36,8 +33,7 @@ fn compare_with_plain(title: &str, expected: ExpectedBehaviour, program: impl Fn
     // Other users write their counters to this directory.
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(scratch.path(), everybody).expect("chmod");
-    let run =
-        |mode: Mode| program(&scratch).mode(mode).limit(LIMIT).run(&scratch, &format!("{title}-{mode:?}"));
+    let run = |mode: Mode| program(&scratch).mode(mode).run(&scratch, &format!("{title}-{mode:?}"));
     let plain = run(Mode::Plain).expect_success();
     for mode in Mode::FOR_APPLICATIONS {
         let done = run(mode);
@@ -163,7 +159,7 @@ fn filters_that_know_every_call_of_the_program() {
     std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
         .create(&log)
         .expect("a directory");
-    let run = |program: Program, title: &str| program.limit(LIMIT).run(&scratch, title);
+    let run = |program: Program, title: &str| program.run(&scratch, title);
     let plain_program = Program::new("/usr/bin/python3").args([script, &file]).args(&calls);
     let _ = run(plain_program, "plain").expect_success();
     if plain_only() {
@@ -297,7 +293,7 @@ fn a_control_group_bounds_what_is_kept() {
     };
     let scratch = Scratch::new("group");
     let script = format!("echo $$ > {}/cgroup.procs; exec {BOUNDS} more_data_than_the_cap 1", group.0);
-    let done = Program::shell(&script).mode(Mode::Always).limit(LIMIT).run(&scratch, "group");
+    let done = Program::shell(&script).mode(Mode::Always).run(&scratch, "group");
     if let Some(counters) = done.expect_success().expect_counters(&[Counter::InputBytes]).counters {
         assert!(counters.get(Counter::ReservoirBytes) <= LIMIT_BYTES as u64 / 64, "{counters}");
     }
@@ -339,7 +335,7 @@ fn lanes_under_a_filter_that_lets_them_through() {
     };
     let server = under_filter(&["server"]).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
-    for done in [under_filter(&["client", &port]).run(&scratch, "client"), server.finish(LIMIT)] {
+    for done in [under_filter(&["client", &port]).run(&scratch, "client"), server.finish()] {
         let received = done.counters.as_ref().map_or(0, |counters| counters.get(Counter::LaneReceivedBytes));
         // The one line says that userfaultfd was refused.
         assert!(done.status.success() && received > 1 << 20, "{:?}: {}", done.counters, done.text());

@@ -8,7 +8,6 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use uncopy_testbed::servers::{Icecast, Service as _};
 use uncopy_tests::artifacts::packaged;
@@ -117,7 +116,7 @@ fn stream(mode: Mode) {
     // curl would wait for an answer, and icecast for more data.
     let _ = source.stop(libc::SIGTERM).expect_signal(libc::SIGTERM);
     for (number, (listener, body, start)) in listeners.into_iter().enumerate() {
-        let _ = listener.finish(Duration::from_secs(20)).expect_success();
+        let _ = listener.finish().expect_success();
         let got = std::fs::read(body).expect("what it got");
         let end = (start + got.len()).clamp(STREAM_BYTES, content.len());
         expect_same(&got, &content[start..end], &format!("listener {number}, from byte {start}"));

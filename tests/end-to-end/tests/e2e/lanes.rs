@@ -1,8 +1,6 @@
 //! Programs whose connections with each other are lanes: messages of random sizes, every call, and
 //! the counters.
 
-use std::time::Duration;
-
 use uncopy_core::stats::Counter;
 use uncopy_lanes::protocol::Message;
 use uncopy_tests::lane_programs::{make_lanes_dir, run_pair};
@@ -11,8 +9,6 @@ use uncopy_tests::running::Finished;
 use uncopy_tests::{Mode, Program, Scratch};
 
 const ECHO: &str = env!("CARGO_BIN_EXE_echo");
-const LIMIT: Duration = Duration::from_secs(90);
-
 /// Runs server and client with every call in turn, both with lanes.
 fn run_echo(transport: &str, server_mode: Mode, client_mode: Mode, messages: usize, uses_lanes: bool) {
     run_echo_in_scope(transport, "all", server_mode, client_mode, messages, uses_lanes);
@@ -45,7 +41,7 @@ fn run_echo_in_scope(
         .env("UNCOPY_LANES_DIR", &lanes_dir)
         .mode(client_mode)
         .start(&scratch, "client");
-    let client = client.finish(LIMIT);
+    let client = client.finish();
     assert!(client.status.success(), "seed {seed}, client {}\nserver's {}", client.text(), server.errors());
     let bytes_by_reference = |done: &Finished| {
         let counters = done.counters.as_ref();
@@ -53,8 +49,8 @@ fn run_echo_in_scope(
             counters.get(Counter::LaneReceivedBytes) + counters.get(Counter::LaneSentBytes)
         })
     };
-    let bytes_by_reference = [client.expect_success(), server.finish(LIMIT).expect_success()]
-        .map(|done| bytes_by_reference(&done));
+    let bytes_by_reference =
+        [client.expect_success(), server.finish().expect_success()].map(|done| bytes_by_reference(&done));
     assert_eq!(
         bytes_by_reference.iter().all(|bytes| *bytes > 1 << 20),
         uses_lanes,
@@ -381,15 +377,15 @@ fn processes_that_say_what_cannot_be_harm_nobody() {
         .mode(Mode::Plain)
         .start(&scratch, "hostile");
     let client = start("client", &["client", "tcp", directory, &seed.to_string(), &address, &messages]);
-    let client = client.finish(LIMIT);
+    let client = client.finish();
     assert!(client.status.success(), "seed {seed}, client {}\nserver's {}", client.text(), server.errors());
-    let hostile = hostile.finish(LIMIT).expect_success();
+    let hostile = hostile.finish().expect_success();
     let refused: u32 = String::from_utf8_lossy(&hostile.output)
         .trim()
         .strip_prefix("refused ")
         .and_then(|number| number.parse().ok())
         .expect("a number");
     assert!(refused > 10, "{refused}");
-    let counters = server.finish(LIMIT).expect_success().counters.expect("counters");
+    let counters = server.finish().expect_success().counters.expect("counters");
     assert!(counters.get(Counter::LaneSentBytes) > 1 << 20, "{counters}");
 }

@@ -14,7 +14,6 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_lanes::board::{Announcement, Board, LinkPart, Reference, Return, ReturnKind, Slot};
@@ -29,10 +28,8 @@ use uncopy_tests::Scratch;
 use uncopy_tests::lane_programs::{make_lanes_dir, program};
 use uncopy_tests::random::{Random, bytes, rounds, seed};
 use uncopy_tests::running::Running;
-use uncopy_tests::scratch::wait_until;
+use uncopy_tests::scratch::{HANG_LIMIT, wait_until};
 
-/// Time limit for an answer of the program.
-const LIMIT: Duration = Duration::from_secs(30);
 /// Number of bytes after which a receiver accepts references.
 const LARGE_BYTES: usize = 200_000;
 /// Length of a reference, in bytes.
@@ -86,8 +83,8 @@ impl Victim {
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
-        stream.set_read_timeout(Some(LIMIT)).expect("a limit");
-        stream.set_write_timeout(Some(LIMIT)).expect("a limit");
+        stream.set_read_timeout(Some(HANG_LIMIT)).expect("a limit");
+        stream.set_write_timeout(Some(HANG_LIMIT)).expect("a limit");
         stream
     }
 
@@ -125,7 +122,7 @@ impl Victim {
         let client = client.expect_success().counters.expect("counters");
         assert!(client.get(Counter::LaneSentBytes) > 1 << 20, "{client}");
         self.connect().write_all(b"end").expect("it receives");
-        let done = self.running.finish(LIMIT);
+        let done = self.running.finish();
         assert!(done.status.success(), "{}", done.text());
     }
 }

@@ -1,13 +1,10 @@
 //! Lanes whose connections are handed over or closed: every byte is right, whoever receives it.
 
 use std::os::unix::fs::DirBuilderExt as _;
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::running::Finished;
 use uncopy_tests::{Mode, Program, Scratch};
-
-const LIMIT: Duration = Duration::from_secs(90);
 
 /// A server that echoes and a client that compares; the first argument selects the event in between.
 const CONVERSATION: &str = r#"
@@ -198,8 +195,8 @@ fn run_conversation(what: &str, is_unix: bool) -> Finished {
     let address = if is_unix { name.to_str().expect("UTF-8") } else { "0" };
     let server = start("server", address);
     let address = server.wait_for_line("ready ");
-    let client = start("client", &address).finish(LIMIT);
-    let server = server.finish(LIMIT);
+    let client = start("client", &address).finish();
+    let server = server.finish();
     assert!(client.status.success(), "client: {}\nserver: {}", client.text(), server.text());
     if what != "kill" {
         assert!(server.status.success(), "server: {}", server.text());

@@ -2,7 +2,6 @@
 //! not sent, and continues.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::lane_programs::{make_lanes_dir, program};
@@ -10,7 +9,6 @@ use uncopy_tests::random::{Random, seed};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const TRACER: &str = env!("CARGO_BIN_EXE_tracer");
-const LIMIT: Duration = Duration::from_secs(60);
 /// Number of calls at which each side is killed, unless `UNCOPY_TEST_KILLS=all`.
 const KILLS: usize = 12;
 
@@ -74,8 +72,7 @@ fn kill_server(number: u64) -> u64 {
     let (server, file) = traced(&scratch, &["server"], number);
     let server = server.start(&scratch, "server");
     let port = server.wait_for_line("ready ");
-    let client =
-        program(&scratch, SCRIPT, &["client", &port, "last"]).start(&scratch, "client").finish(LIMIT);
+    let client = program(&scratch, SCRIPT, &["client", &port, "last"]).start(&scratch, "client").finish();
     assert!(client.status.success(), "killed at {number}: {}", client.text());
     let output = String::from_utf8_lossy(&client.output).trim().to_owned();
     assert!(output == "all" || (output == "ended" && number > 0), "killed at {number}: {output:?}");
@@ -83,7 +80,7 @@ fn kill_server(number: u64) -> u64 {
         let counters = client.counters.as_ref().expect("counters");
         assert!(counters.get(Counter::LaneReceivedBytes) > 200_000, "{counters}");
     }
-    server.finish(LIMIT);
+    server.finish();
     std::fs::read_to_string(file).expect("the count").parse().expect("a number")
 }
 
@@ -95,12 +92,12 @@ fn kill_client(number: u64) -> u64 {
     let server = program(&scratch, SCRIPT, &["server"]).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
     let (client, file) = traced(&scratch, &["client", &port, "first"], number);
-    let client = client.start(&scratch, "client").finish(LIMIT);
+    let client = client.start(&scratch, "client").finish();
     assert!(client.status.success(), "the tracer: {}", client.text());
-    let other = program(&scratch, SCRIPT, &["client", &port, "last"]).start(&scratch, "other").finish(LIMIT);
+    let other = program(&scratch, SCRIPT, &["client", &port, "last"]).start(&scratch, "other").finish();
     assert!(other.status.success(), "after one killed at {number}: {}", other.text());
     assert_eq!(String::from_utf8_lossy(&other.output).trim(), "all", "after one killed at {number}");
-    let server = server.finish(LIMIT);
+    let server = server.finish();
     assert!(server.status.success(), "client killed at {number}: {}", server.text());
     std::fs::read_to_string(file).expect("the count").parse().expect("a number")
 }

@@ -2,7 +2,6 @@
 //! without a log, and the files are the same afterwards.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use uncopy_core::options::LogMode;
 use uncopy_core::stats::Counter;
@@ -12,9 +11,6 @@ use uncopy_tests::log_runs::{EMULATES, LogRuns, files, has_marks_in_memory, plai
 use uncopy_tests::running::Finished;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_log_only");
-/// Time limit of a program, which normally takes some seconds.
-const LIMIT: Duration = Duration::from_secs(120);
-
 /// Number of syncs of the scenario `quiet-syncs`.
 const SYNCS: usize = 100;
 
@@ -42,13 +38,13 @@ fn run(runs: &LogRuns, parent: &Path, is_plain: bool, scenario: &str, row: Row) 
         None => program.arg(PROGRAM).args(entry).arg(scenario),
         Some(last) => {
             let script = format!(
-                "\"$0\" \"$@\"; status=$?; for turn in $(seq 3000); do [ -s {last} ] && exit $status; sleep 0.02; done; exit 99"
+                "\"$0\" \"$@\"; status=$?; for turn in $(seq 15000); do [ -s {last} ] && exit $status; sleep 0.02; done; exit 99"
             );
             program.args(["sh", "-c", &script, PROGRAM]).args(entry).arg(scenario)
         }
     };
     let place = if parent == runs.memory().path() { "memory" } else { "disk" };
-    program.directory(&directory).start(runs.disk(), &format!("{name}-{place}")).finish(LIMIT)
+    program.directory(&directory).start(runs.disk(), &format!("{name}-{place}")).finish()
 }
 
 /// Runs a scenario plain and with a log, with its files in `parent`, and compares.
@@ -65,7 +61,8 @@ fn compare(runs: &LogRuns, mode: LogMode, parent: &Path, scenario: &str, row: Ro
         expected_text == found_text,
         "{what}: {differing:?}\nplain:\n{expected_text}\nlogged:\n{found_text}"
     );
-    let errors = found.errors.strip_prefix(EMULATES).unwrap_or(&found.errors);
+    let errors = found.errors_but_waits();
+    let errors = errors.strip_prefix(EMULATES).unwrap_or(&errors);
     assert_eq!(errors, expected.errors, "{what}");
     let (mut plain_files, mut logged_files) = (files(&parent.join("plain")), files(&parent.join("logged")));
     if row.is_unordered {
@@ -188,7 +185,7 @@ fn syncs_make_no_system_call() {
         .arg(runs.disk().join("warm"))
         .arg("quiet-syncs")
         .directory(runs.disk().directory("files"));
-    let finished = program.start(runs.disk(), "traced").finish(LIMIT);
+    let finished = program.start(runs.disk(), "traced").finish();
     assert!(finished.status.success(), "{}", finished.text());
     let calls = calls_between_markers(&std::fs::read_to_string(&trace).expect("the trace"));
     assert_eq!(calls.len(), SYNCS, "{}", finished.text());

@@ -86,9 +86,9 @@ fn run_cycle(mode: LogMode, killed: Killed, flags: &str, after: Duration) {
     running.signal(libc::SIGKILL);
     wait_until(&format!("the end; {what}"), || running.has_ended().then_some(()));
     let acknowledged = newest(&running);
-    drop(running.finish(Duration::from_secs(20)));
+    drop(running.finish());
     if killed == Killed::Program {
-        let _ = runs.log_command(&["wait", "--timeout", "60"]);
+        let _ = runs.log_command(&["wait", "--timeout", "300"]);
     } else {
         runs.wait_until_kept();
         let _ = runs.log_command(&["check"]);

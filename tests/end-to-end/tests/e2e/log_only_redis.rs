@@ -124,7 +124,7 @@ fn redis_killed_under_load_keeps_acknowledged_writes() {
     check(&mut client, &mut keys, "at the end");
     set(&mut client, &mut random, &mut keys, 200);
     redis.send_shutdown();
-    let finished = redis.0.running.finish(Duration::from_secs(60));
+    let finished = redis.0.running.finish();
     assert!(finished.status.success(), "{}", finished.text());
     let counters = Counters::read(&runs.disk().join("last.counters")).expect("counters");
     assert!(counters.get(Counter::LogAppends) > 0, "the append-only file was not in the log: {counters}");

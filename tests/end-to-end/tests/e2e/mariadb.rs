@@ -3,7 +3,6 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::{Mariadb, Service as _};
@@ -20,7 +19,6 @@ const SIZES: [usize; 5] = [1, 65_537, 300_000, (4 << 20) + 3, 16 << 20];
 fn install(scratch: &Scratch) {
     let done = program(Mariadb::INSTALL, Mode::Plain)
         .args(Mariadb::install_arguments(scratch.path()))
-        .limit(Duration::from_secs(120))
         .run(scratch, "install");
     drop(done.expect_success());
 }

@@ -1,8 +1,6 @@
 //! The packaged mosquitto: messages of up to 12 MiB to several subscribers, at every quality of
 //! service. Every byte that a subscriber gets is compared.
 
-use std::time::Duration;
-
 use uncopy_core::stats::Counter;
 use uncopy_testbed::servers::Mosquitto;
 use uncopy_tests::artifacts::packaged;
@@ -51,7 +49,7 @@ fn messages(mode: Mode) {
             drop(done);
         }
         for subscriber in subscribers {
-            let done = subscriber.finish(Duration::from_secs(60)).expect_success();
+            let done = subscriber.finish().expect_success();
             expect_same(&done.output, &all_messages, &format!("quality {quality}"));
         }
     }

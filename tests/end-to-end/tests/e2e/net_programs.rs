@@ -6,10 +6,8 @@ use uncopy_tests::artifacts::{bin_dir, packaged, plain_only, script};
 use uncopy_tests::net_service::{KERNEL_V4, NetService, SERVICE_V4};
 use uncopy_tests::random::test_size;
 use uncopy_tests::running::Finished;
+use uncopy_tests::scratch::HANG_LIMIT;
 use uncopy_tests::{Mode, Program, Scratch};
-
-/// Time limit for a scenario, without the extra time of longer loads.
-const LIMIT: Duration = Duration::from_secs(240);
 
 /// An unused address in the service's network.
 const SILENT: &str = "10.77.0.77";
@@ -37,7 +35,7 @@ fn scenario(name: &str, programs: &[(&str, &str)]) {
         .args(["run", "--net", control, "--policy", "always", "--min-size", "4096", "--"])
         .mode(Mode::Plain)
         .start(&scratch, name)
-        .finish(LIMIT + Duration::from_secs(60) * seconds());
+        .finish_within(HANG_LIMIT + Duration::from_secs(60) * seconds());
     println!("{}", done.text());
     assert!(done.status.success(), "{}", done.text());
     service.wait_until_no_connections();
@@ -80,12 +78,11 @@ fn calls_behave_like_the_kernels() {
     let service = NetService::start(&scratch, &[]);
     let trace = script("net_trace.py");
     let trace = trace.to_str().expect("UTF-8");
-    let expected =
-        service.kernel_program(&["python3", trace, KERNEL_V4]).start(&scratch, "kernel").finish(LIMIT);
+    let expected = service.kernel_program(&["python3", trace, KERNEL_V4]).start(&scratch, "kernel").finish();
     assert!(expected.status.success(), "{}", expected.text());
     for mode in [Mode::Always, Mode::Auto] {
         let program = service.program(Program::new("/usr/bin/python3").args([trace, SERVICE_V4]), mode);
-        let done = program.start(&scratch, "service").finish(LIMIT);
+        let done = program.start(&scratch, "service").finish();
         assert!(done.status.success(), "{}", done.text());
         let lines = |done: &Finished| String::from_utf8_lossy(&done.output).into_owned();
         assert_eq!(lines(&done), lines(&expected), "{mode:?}");
@@ -162,13 +159,13 @@ fn each_operation_in_each_state_behaves_like_the_kernels() {
     let states = states.to_str().expect("UTF-8");
     let plain = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control; exec python3 \"$@\"";
     let plain = service.kernel_program(&["sh", "-ec", plain, "sh", states, KERNEL_V4, SILENT]);
-    let expected = plain.start(&scratch, "kernel").finish(LIMIT);
+    let expected = plain.start(&scratch, "kernel").finish();
     assert!(expected.status.success(), "{}", expected.text());
     let expected = results(&expected);
     assert!(expected.len() > 2000, "{}", expected.len());
     for mode in [Mode::Always, Mode::Auto] {
         let program = Program::new("/usr/bin/python3").args([states, SERVICE_V4, SILENT]);
-        let done = service.program(program, mode).start(&scratch, "service").finish(LIMIT);
+        let done = service.program(program, mode).start(&scratch, "service").finish();
         assert!(done.status.success(), "{}", done.text());
         let found = results(&done);
         let mut wrong = Vec::new();
@@ -221,7 +218,7 @@ while True:
     let users = std::fs::read_to_string(script("net_users.py")).expect("a script");
     for mode in [Mode::Always, Mode::Auto, Mode::Lanes] {
         let program = Program::new("/usr/bin/python3").args(["-c", &users, SERVICE_V4, KERNEL_V4, "7400"]);
-        let done = service.program(program, mode).start(&scratch, "users").finish(LIMIT);
+        let done = service.program(program, mode).start(&scratch, "users").finish();
         assert!(done.status.success() && done.text().contains("well"), "{}", done.text());
         service.wait_until_no_connections();
     }

@@ -1,7 +1,6 @@
 //! Memory with views, read from outside the program.
 
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::{bin_dir, packaged, plain_only};
@@ -29,7 +28,7 @@ fn start_holder(scratch: &Scratch) -> (Running, u64, Vec<u8>) {
 /// Lets the program finish, which checks its memory.
 fn finish(running: Running, scratch: &Scratch) {
     scratch.write("done", b"");
-    let done = running.finish(Duration::from_secs(30)).expect_success();
+    let done = running.finish().expect_success();
     assert!(done.output.ends_with(b"fine\n"), "{}", done.text());
 }
 

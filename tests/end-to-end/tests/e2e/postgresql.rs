@@ -9,7 +9,6 @@
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
 
 use uncopy_core::stats::{Counter, Snapshot};
 use uncopy_testbed::servers::{Postgresql, Service as _};
@@ -42,7 +41,6 @@ fn install(scratch: &Scratch) {
     let done = as_nobody(Postgresql::INSTALL, Mode::Plain)
         .args(Postgresql::install_arguments(scratch.path()))
         .directory(scratch.path())
-        .limit(Duration::from_secs(120))
         .run(scratch, "initdb");
     drop(done.expect_success());
 }

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use object::read::elf::{ElfFile64, SectionHeader as _};
 use object::{Endianness, Object as _, ObjectSection as _};
@@ -162,7 +161,7 @@ fn fallbacks_tell_their_reason() {
     // The reserve of uncopy's own memory is exhausted, as in `hostile::an_exhausted_reservoir`.
     let program = Program::new(env!("CARGO_BIN_EXE_faults")).args(["hoard"]).mode(Mode::Always);
     let program = program.library(&tracer.library).env("MAX_INJECT_RESERVE", (256 << 20).to_string());
-    let done = program.limit(Duration::from_secs(60)).run(&scratch, "hoard");
+    let done = program.run(&scratch, "hoard");
     assert!(done.status.success(), "{}", done.text());
     let counted = done.counters.expect("counters").get(Counter::Fallbacks);
     let output = tracer.finish();

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::Value;
 use uncopy_testbed::servers::{self, Service as _};
@@ -22,7 +21,7 @@ fn uncopy(arguments: &[&str]) -> Program {
 
 /// Runs a command to its end, with any exit status.
 fn run(program: &Program, scratch: &Scratch, name: &str) -> Finished {
-    program.start(scratch, name).finish(Duration::from_secs(60))
+    program.start(scratch, name).finish()
 }
 
 /// Returns the output of a command.
@@ -145,8 +144,8 @@ impl Server {
         &self.redis.0.running
     }
 
-    fn finish(self, limit: Duration) -> Finished {
-        self.redis.0.running.finish(limit)
+    fn finish(self) -> Finished {
+        self.redis.0.running.finish()
     }
 
     /// Sends SETs as redis-benchmark does: 45 bytes before each value.
@@ -227,7 +226,7 @@ fn redis_set_is_reported_as_one_chain() {
     let server = Server::start(&scratch, &["profile", "-o", text(&out)]);
     server.set(40);
     server.shut_down();
-    let done = server.finish(Duration::from_secs(40));
+    let done = server.finish();
     assert!(done.status.success(), "{}", done.errors);
     let profile = json(&out);
     // Some values may arrive in pieces, which make a class of their own.
@@ -263,7 +262,7 @@ fn program_survives_the_end_of_its_recording() {
         server.set(5);
         server.shut_down();
         let port = server.redis.0.port;
-        let done = server.finish(Duration::from_secs(30));
+        let done = server.finish();
         assert!(done.status.success(), "{}", done.errors);
         assert!(done.errors.contains("goes on running as process"), "{}", done.errors);
         wait_until("Redis to end", || {
@@ -315,7 +314,7 @@ fn running_server_is_recorded_by_pid() {
     });
     server.set(40);
     recorder.signal(libc::SIGINT);
-    let done = recorder.finish(Duration::from_secs(30));
+    let done = recorder.finish();
     assert!(done.status.success(), "{}", done.errors);
     // The first SETs may have come before the recording.
     expect_set_chain(&json(&out), 10);
@@ -323,7 +322,7 @@ fn running_server_is_recorded_by_pid() {
     // After the recording, the server elides again.
     server.set(5);
     server.shut_down();
-    let done = server.finish(Duration::from_secs(30));
+    let done = server.finish();
     assert!(done.status.success(), "{}", done.errors);
 }
 
@@ -352,7 +351,7 @@ fn processes_of_one_name_are_recorded_together() {
     one.set(30);
     other.set(30);
     recorder.signal(libc::SIGINT);
-    let done = recorder.finish(Duration::from_secs(30));
+    let done = recorder.finish();
     assert!(done.status.success(), "{}", done.errors);
     let without_work = format!("process {} has done no work yet", idle.running().pid());
     assert!(done.errors.contains(&without_work), "{}", done.errors);
@@ -383,7 +382,7 @@ fn processes_of_one_name_are_recorded_together() {
     assert!(done.errors.contains("no process is named \"no-such-name\""), "{}", done.errors);
     for server in servers {
         server.shut_down();
-        let done = server.finish(Duration::from_secs(30));
+        let done = server.finish();
         assert!(done.status.success(), "{}", done.errors);
     }
 }

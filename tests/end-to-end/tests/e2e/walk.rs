@@ -1,7 +1,5 @@
 //! Long random walks over buffers, sockets, pipes and a file, with every byte known to an oracle.
 
-use std::time::Duration;
-
 use uncopy_core::stats::Counter;
 use uncopy_tests::random::{rounds, seed, test_size};
 use uncopy_tests::{Mode, Program, Scratch};
@@ -20,7 +18,6 @@ fn walk(mode: Mode, first_seed: u64, walks: u64, extra: &[&str], variables: &[(&
             .args([&seed, &steps])
             .args([file])
             .args(extra)
-            .limit(Duration::from_secs(60))
             .mode(mode);
         for (name, value) in variables {
             program = program.env(name, value);

@@ -21,12 +21,13 @@ use uncopy_sys::mem::JointMemory;
 use uncopy_sys::seqpacket::{self, MAX_WORDS};
 use uncopy_sys::{clock, mem, wait};
 
-/// Longest wait for an answer, milliseconds. The program waits while the keeper syncs large files to a slow
-/// disk.
-const MAX_WAIT_MS: u64 = 60_000;
+/// Longest wait for the keeper, milliseconds: for a keeper that is stopped, or whose disk is broken. A keeper that
+/// syncs large files to a slow disk takes minutes.
+pub(super) const MAX_WAIT_MS: u64 = 600_000;
 
-/// Delay after which an ending process says what it waits for, milliseconds.
-const SILENCE_MS: u64 = 1000;
+/// Delay after which a process says what it waits for, milliseconds: when it ends, and for an answer.
+const END_SILENCE_MS: u64 = 1000;
+const ANSWER_SILENCE_MS: u64 = 10_000;
 
 type Words = [u64; MAX_WORDS];
 
@@ -76,10 +77,17 @@ pub fn connect(path: &CStr) -> Result<OwnFd, Errno> {
 
 fn receive(link: OwnRef) -> Result<(Words, Option<OwnFd>), Errno> {
     let mut words = [0; MAX_WORDS];
-    let since_ms = clock::now_ms();
+    let (since_ms, mut is_reported) = (clock::now_ms(), false);
     loop {
+        let waited_ms = clock::now_ms() - since_ms;
         match seqpacket::receive(link, &mut words) {
-            Err(Errno::EAGAIN) if clock::now_ms() - since_ms < MAX_WAIT_MS => {
+            Err(Errno::EAGAIN) if waited_ms < MAX_WAIT_MS => {
+                if waited_ms >= ANSWER_SILENCE_MS && !is_reported {
+                    is_reported = true;
+                    mem::write_stderr(format_args!(
+                        "uncopy: waiting for the keeper of the log, which is stopped or waits for a disk\n"
+                    ));
+                }
                 wait::for_any([link].into_iter(), 1000);
             }
             Err(Errno::EINTR) => {}
@@ -238,7 +246,7 @@ impl Session {
             if waited_ms >= MAX_WAIT_MS {
                 return;
             }
-            if waited_ms >= SILENCE_MS && !is_reported {
+            if waited_ms >= END_SILENCE_MS && !is_reported {
                 is_reported = true;
                 mem::write_stderr(format_args!("uncopy: waiting until the files of the log are synced\n"));
             }

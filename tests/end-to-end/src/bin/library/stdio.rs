@@ -5,11 +5,12 @@ use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::IntoRawFd as _;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::Buffer;
 use uncopy_tests::oracle::errno;
 use uncopy_tests::random::Random;
+use uncopy_tests::scratch::HANG_LIMIT;
 
 unsafe extern "C" {
     // Aliases of fread and fwrite in glibc.
@@ -268,7 +269,7 @@ pub fn cancelled(_seed: u64) {
         assert!(!file.is_null());
         let mut thread = std::mem::zeroed();
         assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), read_forever, file.cast()), 0);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + HANG_LIMIT;
         while !IS_READING.load(Ordering::Acquire) {
             assert!(Instant::now() < deadline, "the thread does not begin");
             std::thread::yield_now();

@@ -8,9 +8,6 @@ use uncopy_tests::forked::in_child;
 
 use crate::file::{File, bytes, show, show_content};
 
-/// Time limit for a child, milliseconds.
-const CHILD_LIMIT_MS: c_int = 60_000;
-
 /// Writes and syncs until a log may have the file again.
 fn enter_log_again(file: File) {
     for turn in 0..8 {
@@ -52,11 +49,11 @@ pub fn duplicates() {
 pub fn forks() {
     let file = File::enter_log("file", 0);
     file.write(&bytes(1, 1000));
-    in_child(CHILD_LIMIT_MS, || println!("a child without use of it"));
+    in_child(|| println!("a child without use of it"));
     file.show_state("after the child");
     file.write(&bytes(2, 1000));
     // The child shares the file offset.
-    in_child(CHILD_LIMIT_MS, || {
+    in_child(|| {
         show("child's write", file.write(&bytes(3, 1000)));
         file.show_state("child");
     });
@@ -64,7 +61,7 @@ pub fn forks() {
     file.write(&bytes(4, 1000));
     enter_log_again(file);
     file.write(&bytes(4, 77));
-    in_child(CHILD_LIMIT_MS, || {
+    in_child(|| {
         file.show_state("child");
         show("child's seek", file.seek(5, libc::SEEK_SET));
         show("child's sync", file.sync());
@@ -73,13 +70,13 @@ pub fn forks() {
     file.write(&bytes(5, 1000));
     enter_log_again(file);
     file.write(&bytes(5, 77));
-    in_child(CHILD_LIMIT_MS, || {
+    in_child(|| {
         // SAFETY: dup(2) takes a descriptor.
         let other = File(unsafe { libc::dup(file.0) });
         file.close();
         show("child's write by a duplicate", other.write(&bytes(6, 100)));
         show("child's truncation", other.truncate(20_000));
-        in_child(CHILD_LIMIT_MS, || {
+        in_child(|| {
             show("grandchild's write", other.write(&bytes(7, 100)));
         });
         other.show_state("child");
@@ -90,7 +87,7 @@ pub fn forks() {
     show_content("file", "read");
     let append = File::enter_log("appended", libc::O_APPEND);
     append.write(&bytes(9, 100));
-    in_child(CHILD_LIMIT_MS, || {
+    in_child(|| {
         append.show_state("child");
         show("child's append", append.write(&bytes(10, 100)));
     });
@@ -170,7 +167,7 @@ pub fn execs(arguments: &[String]) {
     file.write(&bytes(1, 1000));
     show("keep it open", file.fcntl(libc::F_SETFD, 0));
     file.write(&bytes(2, 1000));
-    in_child(CHILD_LIMIT_MS, || {
+    in_child(|| {
         execute("/bin/sh", &["sh", "-c", &format!("echo from a shell >&{}", file.0)]);
     });
     show("write", file.write(&bytes(3, 1000)));

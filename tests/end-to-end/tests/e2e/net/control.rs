@@ -1,6 +1,5 @@
 //! The service's control socket and files: invalid clients, and the access rights of others.
 
-use super::LIMIT;
 use std::os::unix::fs::PermissionsExt as _;
 use uncopy_tests::artifacts::{plain_only, script};
 use uncopy_tests::net_service::NetService;
@@ -27,7 +26,7 @@ fn run_hostile_scenario(scenario: &str) {
         .args([pid.as_str(), protocol_version()])
         .mode(Mode::Plain)
         .start(&scratch, "hostile")
-        .finish(LIMIT);
+        .finish();
     assert!(done.status.success() && done.text().contains("well"), "{scenario}: {}", done.text());
     service.wait_until_no_connections();
     service.stop();

@@ -1,6 +1,6 @@
 //! The service's devices: Ethernet by AF_XDP, and a TUN device that was prepared for it.
 
-use super::{LIMIT, echo_by_kernel_server, echo_two_kernel_clients, python};
+use super::{echo_by_kernel_server, echo_two_kernel_clients, python};
 use uncopy_tests::artifacts::{bin_dir, plain_only};
 use uncopy_tests::net_service::{KERNEL_V4, NetService, SERVICE_V4, SERVICE_V6};
 use uncopy_tests::scratch::wait_until;
@@ -36,7 +36,7 @@ for address, family in ("10.77.0.77", socket.AF_INET), ("fd77::77", socket.AF_IN
     expect(errno.EHOSTUNREACH, one.connect, (address, 9))
 "#;
     let program = service.program(python(&scratch, "nobody", nobody, &[]), Mode::Always);
-    drop(program.start(&scratch, "nobody").finish(LIMIT).expect_success());
+    drop(program.start(&scratch, "nobody").finish().expect_success());
     service.wait_until_no_connections();
     service.stop();
     assert!(std::fs::metadata(&capture).expect("written").len() > 1 << 20);
@@ -62,7 +62,7 @@ fn killed_service_releases_its_device_for_the_next() {
             .start(&scratch, "again")
     };
     let expect_refused = |device: &str, why: &str| {
-        let done = start_service(device).finish(LIMIT);
+        let done = start_service(device).finish();
         assert_eq!(done.status.code(), Some(1));
         assert!(done.text().contains(why), "{}", done.text());
     };
@@ -124,7 +124,7 @@ wait $second
         .env("control", directory.join(""))
         .mode(Mode::Plain)
         .start(&scratch, "ready")
-        .finish(LIMIT);
+        .finish();
     assert!(done.status.success(), "{}", done.text());
     for message in [
         "retry with sudo, or create it for this user: sudo ip tuntap add utun0 mode tun user 0",

@@ -1,7 +1,7 @@
 //! Sockets that are shut down: events, and the data that still arrives. The same scripts run on the
 //! kernel's TCP, which must give the same results.
 
-use super::{LIMIT, kernel_python, python};
+use super::{kernel_python, python};
 use uncopy_tests::artifacts::plain_only;
 use uncopy_tests::net_service::{KERNEL_V4, NetService, SERVICE_V4};
 use uncopy_tests::{Mode, Program, Scratch};
@@ -14,7 +14,7 @@ fn compare_with_kernel(name: &str, script: &str) {
     let scratch = Scratch::new(&format!("net-{name}"));
     let service = NetService::start(&scratch, &[]);
     let expect_end = |program: Program| {
-        let done = program.start(&scratch, name).finish(LIMIT);
+        let done = program.start(&scratch, name).finish();
         assert!(done.status.success() && done.text().contains("well"), "{}", done.text());
     };
     expect_end(kernel_python(&service, &scratch, name, script, &[KERNEL_V4]));

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{LIMIT, PRELUDE, check_success, kernel_python};
+use super::{PRELUDE, check_success, kernel_python};
 use crate::log_only_kills::newest;
 use uncopy_core::options::LogMode;
 use uncopy_core::stats::Counter;
@@ -85,7 +85,7 @@ fn sender(service: &NetService, scratch: &Scratch, name: &str, port: &str, argum
 fn check(runs: &LogRuns, path: &Path, arguments: &[&str]) {
     let script = runs.disk().write("check.py", format!("{PRELUDE}{CHECK}"));
     let program = Program::new("/usr/bin/python3").args([script.as_path(), path]).args(arguments);
-    let done = program.mode(Mode::Plain).start(runs.disk(), "check").finish(LIMIT);
+    let done = program.mode(Mode::Plain).start(runs.disk(), "check").finish();
     assert!(done.status.success(), "{arguments:?}: {}", done.text());
 }
 
@@ -119,8 +119,8 @@ fn records_refer_to_what_the_service_has_received() {
     let server =
         writer(&runs, &service, "writer", "7300", &[path.to_str().expect("UTF-8"), &messages, &seed]);
     let client = sender(&service, runs.disk(), "sender", "7300", &[&messages, &seed]);
-    check_success(client.finish(LIMIT), &server);
-    let done = server.finish(LIMIT).expect_counters(&[Counter::LogReferencedBytes]);
+    check_success(client.finish(), &server);
+    let done = server.finish().expect_counters(&[Counter::LogReferencedBytes]);
     assert!(done.status.success(), "{}", done.text());
     runs.wait_until_kept();
     check(&runs, &path, &[&messages, &messages, &seed]);
@@ -165,7 +165,7 @@ fn what_records_refer_to_survives_the_program_and_its_keeper() {
         signal(server.pid().cast_signed(), libc::SIGKILL);
         wait_until("the program's end", || server.has_ended().then_some(()));
         let acknowledged = newest(&server).to_string();
-        drop(client.finish(LIMIT));
+        drop(client.finish());
         was_referred_to += names(&runs)[1];
         // Others use what is free.
         let script = runs.disk().write("other.py", format!("{PRELUDE}{WRITER}"));
@@ -175,8 +175,8 @@ fn what_records_refer_to_survives_the_program_and_its_keeper() {
         let other = service.program(other, Mode::Auto).start(runs.disk(), "other");
         let _ = other.wait_for_line("ready");
         let feeder = sender(&service, runs.disk(), "feeder", "7400", &["400", "7"]);
-        check_success(feeder.finish(LIMIT), &other);
-        assert!(other.finish(LIMIT).status.success());
+        check_success(feeder.finish(), &other);
+        assert!(other.finish().status.success());
         if with_keeper {
             let recovered = runs.log_command(&["recover"]);
             assert!(!recovered.contains("damaged"), "{recovered}");

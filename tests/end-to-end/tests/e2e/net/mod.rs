@@ -17,9 +17,8 @@ use uncopy_tests::packaged_server::program;
 use uncopy_tests::programs::compile;
 use uncopy_tests::random::test_size;
 use uncopy_tests::running::{Finished, Running};
+use uncopy_tests::scratch::HANG_LIMIT;
 use uncopy_tests::{Mode, Program, Scratch};
-
-const LIMIT: Duration = Duration::from_secs(90);
 
 /// Prelude common to all scripts.
 const PRELUDE: &str = r#"
@@ -116,9 +115,9 @@ fn echo_two_kernel_clients(
     let client = |seed| kernel_python(service, scratch, "client", CLIENT, &[to, &port, seed, "40"]);
     let clients = ["1", "2"].map(|seed| client(seed).start(scratch, &format!("client{seed}")));
     for client in clients {
-        check_success(client.finish(LIMIT), &server);
+        check_success(client.finish(), &server);
     }
-    let done = server.finish(LIMIT);
+    let done = server.finish();
     assert!(done.status.success(), "{}", done.text());
     done
 }
@@ -129,9 +128,9 @@ fn echo_by_kernel_server(service: &NetService, scratch: &Scratch, address: &str,
         kernel_python(service, scratch, "server", ECHO, &[address, port, "1"]).start(scratch, "kernel");
     let _ = kernel.wait_for_line("ready ");
     let client = python(scratch, "client", CLIENT, &[address, port, "3", "40"]);
-    let client = service.program(client, Mode::Always).start(scratch, "client").finish(LIMIT);
+    let client = service.program(client, Mode::Always).start(scratch, "client").finish();
     check_success(client, &kernel);
-    kernel.finish(LIMIT)
+    kernel.finish()
 }
 
 #[test]
@@ -176,9 +175,9 @@ fn programs_connect_to_kernel_servers_and_to_each_other() {
     let server = service.program(server, Mode::Always).start(&scratch, "server");
     let _ = server.wait_for_line("ready ");
     let client = python(&scratch, "client", CLIENT, &[SERVICE_V4, "7002", "4", "40"]);
-    let client = service.program(client, Mode::Auto).start(&scratch, "client").finish(LIMIT);
+    let client = service.program(client, Mode::Auto).start(&scratch, "client").finish();
     check_success(client, &server);
-    let done = server.finish(LIMIT);
+    let done = server.finish();
     assert!(done.status.success(), "{}", done.text());
     service.wait_until_no_connections();
     service.stop();
@@ -280,7 +279,7 @@ fn errors_addresses_and_options_match_tcp() {
     let service = NetService::start(&scratch, &[]);
     for mode in [Mode::Always, Mode::Auto] {
         let program = python(&scratch, "errors", ERRORS, &[SERVICE_V4, KERNEL_V4]);
-        let done = service.program(program, mode).start(&scratch, "errors").finish(LIMIT);
+        let done = service.program(program, mode).start(&scratch, "errors").finish();
         assert!(done.status.success() && done.text().contains("well"), "{}", done.text());
         service.wait_until_no_connections();
     }
@@ -315,9 +314,9 @@ except ConnectionResetError:
     let client = kernel_python(&service, &scratch, "waits", waits, &[SERVICE_V4]).start(&scratch, "outside");
     let _ = client.wait_for_line("ready");
     killed.signal(libc::SIGKILL);
-    let done = client.finish(LIMIT);
+    let done = client.finish();
     assert!(done.text().contains("ended with 0"), "as the kernel does it: {}", done.text());
-    drop(killed.finish(LIMIT));
+    drop(killed.finish());
     service.wait_until_no_connections();
 
     let _server = server();
@@ -325,7 +324,7 @@ except ConnectionResetError:
     let client = service.program(program, Mode::Always).start(&scratch, "inside");
     let _ = client.wait_for_line("ready");
     service.kill();
-    let done = client.finish(LIMIT);
+    let done = client.finish();
     assert!(done.text().contains("reset"), "{}", done.text());
 }
 
@@ -365,7 +364,7 @@ fn long_streams_arrive_intact_both_ways() {
         return;
     }
     let bytes = test_size() * (16 << 20);
-    let limit = LIMIT + Duration::from_secs(bytes >> 20);
+    let limit = HANG_LIMIT + Duration::from_secs(bytes >> 20);
     let length = bytes.to_string();
     let server = format!(
         "{HASHES}{}",
@@ -388,8 +387,8 @@ exchange(connection, 1, int(sys.argv[2]))
         let _ = server.wait_for_line("ready");
         let client = kernel_python(&service, &scratch, "client", &client, &[SERVICE_V4, &length])
             .start(&scratch, "client");
-        let client = check_success(client.finish(limit), &server);
-        let server = server.finish(limit);
+        let client = check_success(client.finish_within(limit), &server);
+        let server = server.finish_within(limit);
         assert!(server.status.success(), "{}", server.text());
         for done in [client, server] {
             assert!(done.text().contains(&format!("well {length} ")), "{}", done.text());
@@ -410,7 +409,7 @@ fn epoll_reports_expected_events() {
     let path = compile(&scratch, "epoll", &[]);
     for mode in [Mode::Always, Mode::Auto] {
         let program = service.program(Program::new(&path).args([SERVICE_V4, "7100"]), mode);
-        let done = program.start(&scratch, "service-program").finish(LIMIT);
+        let done = program.start(&scratch, "service-program").finish();
         assert!(done.status.success() && done.text().contains("done"), "{}", done.text());
         service.wait_until_no_connections();
     }
@@ -479,9 +478,9 @@ redis.sendall(b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n")
     let expected = sha256(&page);
     let done = kernel_python(&service, &scratch, "clients", clients, &[SERVICE_V4, &expected])
         .start(&scratch, "clients")
-        .finish(LIMIT);
+        .finish();
     assert!(done.status.success(), "{}\nnginx {}\nredis {}", done.text(), nginx.errors(), redis.errors());
-    let redis = redis.finish(LIMIT);
+    let redis = redis.finish();
     assert!(redis.status.success(), "{}", redis.text());
     let nginx = nginx.stop(libc::SIGQUIT);
     assert!(nginx.status.success(), "{}", nginx.text());
@@ -527,7 +526,7 @@ for address in "10.77.0.2", "127.0.0.1":
             ])
             .mode(Mode::Plain)
             .start(&scratch, "explained")
-            .finish(LIMIT);
+            .finish();
         assert!(done.status.success(), "{}", done.text());
     }
     let table = std::fs::read_to_string(scratch.join("sites")).expect("written");

@@ -1,6 +1,6 @@
 //! Networks that lose, delay and mark packets, and peers that take as much memory as they can.
 
-use super::{CLIENT, ECHO, LIMIT, PRELUDE, check_success, kernel_python, python};
+use super::{CLIENT, ECHO, PRELUDE, check_success, kernel_python, python};
 use std::time::Duration;
 use uncopy_tests::artifacts::plain_only;
 use uncopy_tests::net_service::{FAR, FarHost, KERNEL_V4, NetService, NetworkFaults, SERVICE_V4};
@@ -22,8 +22,8 @@ fn echo_far_client(
     let script = scratch.write("client.py", format!("{PRELUDE}{script}"));
     let script = script.to_str().expect("UTF-8");
     let client = far.program(&["python3", script, SERVICE_V4, &port, "9", "12"]).start(scratch, "client");
-    let client = check_success(client.finish(LIMIT), &server);
-    let done = server.finish(LIMIT);
+    let client = check_success(client.finish(), &server);
+    let done = server.finish();
     assert!(done.status.success() && done.text().contains(&format!("accepted {FAR}")), "{}", done.text());
     far.stop();
     [client, done]
@@ -109,8 +109,8 @@ assert connection.recv(1) == b""
         let server = kernel_python(&service, &scratch, "server", server, &[]).start(&scratch, "kernel");
         let _ = server.wait_for_line("ready");
         let client = python(&scratch, "client", client, &[KERNEL_V4]);
-        check_success(service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT), &server);
-        let done = server.finish(LIMIT);
+        check_success(service.program(client, Mode::Always).start(&scratch, "client").finish(), &server);
+        let done = server.finish();
         assert!(done.text().contains(expected), "{option}: {}", done.text());
         service.stop();
     }
@@ -152,20 +152,20 @@ print("sent", flush=True)
     );
     let echoes = |name: &str, options: &str| {
         let client = kernel_python(&service, &scratch, "client", &client, &[SERVICE_V4, &port, "5", "12"]);
-        let done = check_success(client.start(&scratch, name).finish(LIMIT), &server);
+        let done = check_success(client.start(&scratch, name).finish(), &server);
         assert!(done.text().contains(options), "{}", done.text());
     };
     echoes("before", "options 7");
     let before_bytes = service.resident_bytes();
     let flooded = kernel_python(&service, &scratch, "flood", flood, &[SERVICE_V4, &port, "20000"])
         .start(&scratch, "flood")
-        .finish(LIMIT);
+        .finish();
     assert!(flooded.status.success(), "{}", flooded.text());
     // The connection was made by a SYN cookie, without options.
     echoes("after", "options 0");
     let grown_bytes = service.resident_bytes().saturating_sub(before_bytes);
     assert!(grown_bytes < 4 << 20, "20,000 SYNs took {grown_bytes} bytes");
-    drop(server.finish(LIMIT).expect_success());
+    drop(server.finish().expect_success());
     service.stop();
 }
 

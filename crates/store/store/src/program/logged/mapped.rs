@@ -17,7 +17,7 @@ use crate::messages::{DONE, DROP, MAKE_ROOM};
 use crate::program::descriptors::{self, Kind};
 use crate::program::mapped_log::MappedLog;
 use crate::program::received::Received;
-use crate::program::session::Session;
+use crate::program::session::{MAX_WAIT_MS, Session};
 use crate::program::{Synced, is_forced, session, trial};
 use crate::state::{FAILED, FileSlot, HELD, SETTLED, UNRELIABLE};
 use core::ffi::c_int;
@@ -43,9 +43,6 @@ const RESERVED_BYTES: u64 = 4 << 20;
 const MAX_CALL_BYTES: usize = 0x7fff_f000;
 /// Maximum number of buffers of a record.
 const MAX_PARTS: usize = 512;
-/// Longest wait of a child for its parent's keeper, and of a process for the end of its own, milliseconds.
-const MAX_WAIT_MS: u64 = 60_000;
-
 /// Whether a file of this process has ever been in a mapped log.
 static HAS_MAPPED: AtomicBool = AtomicBool::new(false);
 

@@ -1,7 +1,7 @@
 //! Files of the parent's mapped log, in a forked child.
 
-use super::MAX_WAIT_MS;
 use crate::program::descriptors::{self, Kind};
+use crate::program::session::MAX_WAIT_MS;
 use crate::program::{forks, inherited_session, touch};
 use crate::state::{HELD, MAX_FILES, SETTLED};
 use core::sync::atomic::Ordering::Acquire;
