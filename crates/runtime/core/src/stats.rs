@@ -157,12 +157,6 @@ counters! {
     RefusedBytes => "refused_bytes",
     /// Bytes that were sent by reference: pages of segments, or memory that is only read.
     LentBytes => "lent_bytes",
-    /// Bytes received by reference: they stayed in the kernel.
-    HeldBytes => "held_bytes",
-    /// Bytes received by reference that were sent by reference, once for each send.
-    HeldSentBytes => "held_sent_bytes",
-    /// Bytes received by reference that were read out after all.
-    ReadOutBytes => "read_out_bytes",
     /// Bytes of pages given back to the kernel because it may still have been holding them.
     DroppedBytes => "dropped_bytes",
     /// Number of streams that became lanes.

@@ -17,7 +17,7 @@
 //! 1. Engine work runs inside a `Critical`, which defers the program's signal handlers; the program's own
 //!    system calls do not.
 //! 2. Order of locks: activation, classes, the heap's blocks by address, the registry of foreign ranges, their
-//!    blocks by slot, the lists of calls in progress, the arena, the pipes of held bytes, the private allocator. Only a fork holds a
+//!    blocks by slot, the lists of calls in progress, the arena, the private allocator. Only a fork holds a
 //!    class's lock and a block's together.
 //! 3. Under a block's lock only pages known to be present are touched. If such a page is absent all the
 //!    same, because the program gave it back to the kernel, the handler sees that the faulting thread owns

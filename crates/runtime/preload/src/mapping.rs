@@ -9,7 +9,6 @@ use core::ffi::{c_int, c_long, c_ulong, c_void};
 use libc::{iovec, off_t, size_t};
 use smallvec::SmallVec;
 use uncopy_core::addr::PAGE_BYTES;
-use uncopy_engine::arena::held;
 use uncopy_engine::background::activation;
 use uncopy_engine::range::alteration::Alteration;
 use uncopy_engine::range::directory;
@@ -339,7 +338,6 @@ before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int
 /// Returns the numbers of this library's descriptors.
 fn own_descriptors() -> impl Iterator<Item = ProgramFd> {
     activation::descriptors()
-        .chain(held::descriptors())
         .chain(lanes::descriptors())
         .chain(last_thread::descriptors())
         .chain(store::own_descriptors())
@@ -392,9 +390,7 @@ before!(close CLOSE (fd: ProgramFd) -> c_int, {
 /// Moves this library's descriptor away from number `fd`, which the program wants.
 fn make_way(fd: ProgramFd) {
     let _errno = uncopy_sys::errno::SavedErrno::new();
-    let _ = activation::relocate_descriptor(fd)
-        || held::relocate_descriptor(fd)
-        || last_thread::relocate_descriptor(fd);
+    let _ = activation::relocate_descriptor(fd) || last_thread::relocate_descriptor(fd);
 }
 
 #[unsafe(no_mangle)]

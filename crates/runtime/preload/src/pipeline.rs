@@ -15,7 +15,6 @@
 //! messages (sendmmsg, recvmmsg) do not use the pipeline.
 
 mod engine;
-mod holding;
 mod lane;
 mod lending;
 mod log;

@@ -47,7 +47,6 @@ pub mod file_lock;
 pub mod filter;
 pub mod guarded;
 pub mod handler;
-pub mod holding_pipe;
 pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;

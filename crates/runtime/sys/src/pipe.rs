@@ -9,7 +9,6 @@ use crate::call::{kernel, syscall};
 use crate::descriptor::{Descriptor, OwnFd, OwnRef, OwnSlot};
 use crate::errno::{Errno, check};
 use crate::iovec::Part;
-use crate::thread;
 
 /// Capacity that is asked for, bytes. All pipes of a user together may have 64 MiB
 /// (`/proc/sys/fs/pipe-user-pages-soft`), of which this is little; a longer message takes several passes.
@@ -27,38 +26,6 @@ const MAX_CALLS: usize = 100;
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 
-/// Opens a new pipe in both directions, under a number that the program does not use.
-pub(crate) fn open_both_ways() -> Result<OwnFd, Errno> {
-    let mut ends = [-1; 2];
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: pipe2(2) writes two descriptors, for which `ends` has room.
-    check(unsafe { kernel!(Open, syscall!(libc::SYS_pipe2, ends.as_mut_ptr(), flags)) })?;
-    let [end, _other] = ends.map(OwnFd::new);
-    let both = crate::file::reopen(&end, libc::O_RDWR | libc::O_NONBLOCK)?;
-    let high = MIN_NUMBERS.into_iter().find_map(|least| {
-        // SAFETY: fcntl(2) takes only integers and returns a new descriptor.
-        let made = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, &both, libc::F_DUPFD_CLOEXEC, least)) };
-        OwnFd::from_result(made).ok()
-    });
-    high.ok_or(Errno(libc::EMFILE))
-}
-
-/// Enlarges a new pipe, as far as the limits of a user's pipes allow. Returns the number of page fragments
-/// that it holds.
-///
-/// # Errors
-/// EMFILE if the user has so many pipes that this one would be tiny; else errors of fcntl(2).
-pub(crate) fn enlarge(fd: &OwnFd) -> Result<usize, Errno> {
-    // SAFETY: these commands of fcntl(2) take only integers and act on a descriptor of ours.
-    let bytes = unsafe {
-        // If this is refused, the pipe keeps its capacity.
-        kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETPIPE_SZ, WANTED_BYTES));
-        check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETPIPE_SZ)))?
-    };
-    let buffers = bytes as usize / PAGE_BYTES;
-    if buffers < MIN_BUFFERS { Err(Errno(libc::EMFILE)) } else { Ok(buffers) }
-}
-
 /// A marked pipe. Closed by [`Pipe::close`], not when dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipe {
@@ -75,10 +42,33 @@ impl Pipe {
     /// Errors of pipe2(2), openat(2) of `/proc/self/fd` and fcntl(2); EMFILE if the user has so
     /// many pipes that this one would be tiny.
     pub fn open(mark: i32) -> Result<Self, Errno> {
-        let fd = open_both_ways()?;
-        // SAFETY: F_SETSIG of fcntl(2) takes only integers and acts on a descriptor of ours.
-        check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, F_SETSIG, mark)) })?;
-        let buffers = enlarge(&fd)?;
+        let mut ends = [-1; 2];
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: pipe2(2) writes two descriptors, for which `ends` has room.
+        check(unsafe { kernel!(Open, syscall!(libc::SYS_pipe2, ends.as_mut_ptr(), flags)) })?;
+        let [end, _other] = ends.map(OwnFd::new);
+        let both = crate::file::reopen(&end, libc::O_RDWR | libc::O_NONBLOCK)?;
+        let high = MIN_NUMBERS.into_iter().find_map(|least| {
+            // SAFETY: fcntl(2) takes only integers and returns a new descriptor.
+            let made =
+                unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, &both, libc::F_DUPFD_CLOEXEC, least)) };
+            OwnFd::from_result(made).ok()
+        });
+        Self::prepare(high.ok_or(Errno(libc::EMFILE))?, mark)
+    }
+
+    fn prepare(fd: OwnFd, mark: i32) -> Result<Self, Errno> {
+        // SAFETY: these commands of fcntl(2) take only integers and act on a descriptor of ours.
+        let bytes = unsafe {
+            check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, F_SETSIG, mark)))?;
+            // If this is refused (limits of a user's pipes), the pipe keeps its capacity.
+            kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, libc::F_SETPIPE_SZ, WANTED_BYTES));
+            check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, &fd, libc::F_GETPIPE_SZ)))?
+        };
+        let buffers = bytes as usize / PAGE_BYTES;
+        if buffers < MIN_BUFFERS {
+            return Err(Errno(libc::EMFILE));
+        }
         Ok(Self { fd: fd.leave_open(), mark, buffers })
     }
 
@@ -86,11 +76,6 @@ impl Pipe {
     #[must_use]
     pub const fn buffers(self) -> usize {
         self.buffers
-    }
-
-    /// Number of the descriptor.
-    pub(crate) const fn number(self) -> i32 {
-        self.fd
     }
 
     /// Whether the descriptor still refers to the marked pipe. `errno` is changed.
@@ -103,7 +88,20 @@ impl Pipe {
     /// Discards the `len_bytes` bytes in the pipe. Returns whether it is empty then.
     #[must_use]
     pub fn drain(self, len_bytes: usize) -> bool {
-        drain(self.fd, len_bytes)
+        let Some(null_device) = null_device() else { return false };
+        let mut left = len_bytes;
+        // A pending signal ends the call before it has moved anything.
+        for _ in 0..MAX_CALLS {
+            if left == 0 {
+                return true;
+            }
+            match self.splice_to(null_device, left, false) {
+                Ok(bytes) if bytes > 0 => left -= bytes,
+                Err(Errno(libc::EINTR)) => {}
+                _ => return false,
+            }
+        }
+        left == 0
     }
 
     /// Closes the pipe, unless the program has closed or replaced it.
@@ -136,40 +134,16 @@ impl Pipe {
     /// # Errors
     /// Errors of splice(2): those of sendmsg(2) on a socket, and EINVAL if `to` does not support splicing.
     pub fn splice_to(self, to: impl Descriptor, len_bytes: usize, more: bool) -> Result<usize, Errno> {
-        splice(self.fd, to, len_bytes, if more { libc::SPLICE_F_MORE } else { 0 })
+        let flags = libc::SPLICE_F_NONBLOCK | if more { libc::SPLICE_F_MORE } else { 0 };
+        // SAFETY: splice(2) gets no offsets, so it takes only integers.
+        let passed =
+            unsafe { kernel!(Splice, syscall!(libc::SYS_splice, self.fd, 0, to, 0, len_bytes, flags)) };
+        check(passed).map(|bytes| bytes as usize)
     }
 }
 
-/// Moves up to `len_bytes` bytes from one descriptor to another, of which at least one is a pipe. Does not wait
-/// for the pipe.
-pub(crate) fn splice(from: i32, to: impl Descriptor, len_bytes: usize, flags: u32) -> Result<usize, Errno> {
-    let flags = flags | libc::SPLICE_F_NONBLOCK;
-    // SAFETY: splice(2) gets no offsets, so it takes only integers.
-    let passed = unsafe { kernel!(Splice, syscall!(libc::SYS_splice, from, 0, to, 0, len_bytes, flags)) };
-    check(passed).map(|bytes| bytes as usize)
-}
-
-/// Discards `len_bytes` bytes of a pipe of ours. Returns whether all are gone.
-pub(crate) fn drain(pipe: i32, len_bytes: usize) -> bool {
-    let Some(null_device) = null_device() else { return false };
-    let mut left = len_bytes;
-    // A pending signal ends the call before it has moved anything.
-    for _ in 0..MAX_CALLS {
-        if left == 0 {
-            return true;
-        }
-        match splice(pipe, null_device, left, 0) {
-            Ok(bytes) if bytes > 0 => left -= bytes,
-            Err(Errno(libc::EINTR)) => {}
-            _ => return false,
-        }
-    }
-    left == 0
-}
-
-/// Descriptors of `/dev/null`, to which unwanted bytes of a pipe are spliced: in the program's table, and in that of the
-/// handler thread, where the first number is closed or another file's.
-static NULL_DEVICES: [OwnSlot; 2] = [OwnSlot::empty(), OwnSlot::empty()];
+/// A descriptor of `/dev/null`, to which unwanted bytes of a pipe are spliced.
+static NULL_DEVICE: OwnSlot = OwnSlot::empty();
 
 /// Whether a descriptor is `/dev/null`, whoever opened it, so that nothing is lost by writing to it.
 fn is_null_device(fd: impl Descriptor) -> bool {
@@ -181,12 +155,7 @@ fn is_null_device(fd: impl Descriptor) -> bool {
 }
 
 fn null_device() -> Option<OwnRef> {
-    null_device_in(&NULL_DEVICES[usize::from(thread::is_handler())])
-}
-
-/// Returns the descriptor in `slot`, which threads of one table use.
-fn null_device_in(slot: &OwnSlot) -> Option<OwnRef> {
-    let known = slot.get();
+    let known = NULL_DEVICE.get();
     if known.is_some_and(is_null_device) {
         return known;
     }
@@ -196,14 +165,14 @@ fn null_device_in(slot: &OwnSlot) -> Option<OwnRef> {
     }
     // The old number is the program's by now, or was stored by a faster thread: at most one
     // descriptor for each thread leaks, once.
-    slot.replace(Some(high)).map(OwnFd::leave_open);
-    slot.get()
+    NULL_DEVICE.replace(Some(high)).map(OwnFd::leave_open);
+    NULL_DEVICE.get()
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
+    use std::io::Read;
     use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::net::UnixStream;
 
@@ -225,30 +194,6 @@ mod tests {
         assert_eq!(pipe.splice_to(here.as_fd(), 11, false), Err(Errno(libc::EAGAIN)));
         pipe.close();
         assert!(!pipe.is_ours());
-    }
-
-    #[test]
-    fn threads_with_tables_of_their_own_open_one_null_device_each() {
-        static OF_TABLES: [OwnSlot; 2] = [OwnSlot::empty(), OwnSlot::empty()];
-        let (mut wake, mut woken) = UnixStream::pair().expect("sockets");
-        let first = null_device_in(&OF_TABLES[0]).expect("a device");
-        let thread = std::thread::spawn(move || {
-            // SAFETY: unshare(2) takes only integers; this thread closes what it has opened before it ends.
-            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
-            // As in the handler's table, which has none of the program's descriptors.
-            drop(OwnFd::new(first.number()));
-            let own = null_device_in(&OF_TABLES[1]).expect("a device");
-            for _ in 0..10 {
-                assert_eq!(null_device_in(&OF_TABLES[1]), Some(own));
-                woken.read_exact(&mut [0]).expect("its turn");
-            }
-        });
-        for _ in 0..10 {
-            assert_eq!(null_device_in(&OF_TABLES[0]), Some(first));
-            wake.write_all(b"x").expect("a thread that waits");
-        }
-        thread.join().expect("no panic");
-        drop(OF_TABLES[0].take());
     }
 
     #[test]

@@ -71,18 +71,6 @@ pub unsafe fn receive(fd: impl Descriptor, parts: &[Part], flags: i32) -> Result
     unsafe { receive_message(fd, &mut header, flags) }
 }
 
-/// Receives by recvmsg(2) what is available, without waiting. Returns the number of bytes received.
-///
-/// # Errors
-/// Errors of recvmsg(2); EAGAIN if nothing is available.
-///
-/// # Safety
-/// As for [`receive`].
-pub unsafe fn receive_available(fd: impl Descriptor, parts: &[Part]) -> Result<usize, Errno> {
-    // SAFETY: the caller vouches for the parts.
-    unsafe { receive(fd, parts, libc::MSG_DONTWAIT) }
-}
-
 /// Receives by recvmsg(2). Returns the number of bytes received.
 ///
 /// # Errors
@@ -134,12 +122,6 @@ pub fn cookie(fd: impl Descriptor) -> Result<u64, Errno> {
 /// Errors of getsockopt(2): EBADF, ENOTSOCK.
 pub fn receive_low_water_bytes(fd: impl Descriptor) -> Result<u32, Errno> {
     option::<1>(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).map(|[bytes]| bytes)
-}
-
-/// Whether a peek (MSG_PEEK) would move the position of the next one (SO_PEEK_OFF, on TCP since Linux 6.9).
-#[must_use]
-pub fn has_peek_offset(fd: impl Descriptor) -> bool {
-    option::<1>(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).is_ok_and(|[offset]| offset != u32::MAX)
 }
 
 /// Shuts a connection down in both directions.
@@ -197,12 +179,6 @@ pub fn send_timeout_ms(fd: impl Descriptor) -> Option<i32> {
 #[must_use]
 pub fn has_upper_layer(fd: impl Descriptor) -> bool {
     option::<4>(fd, libc::SOL_TCP, libc::TCP_ULP).is_ok_and(|[name, ..]| name != 0)
-}
-
-/// Whether the descriptor is a TCP socket's without upper-layer protocol.
-#[must_use]
-pub fn is_plain_tcp(fd: impl Descriptor) -> bool {
-    option::<4>(fd, libc::SOL_TCP, libc::TCP_ULP) == Ok([0; 4])
 }
 
 /// Whether a TCP socket uses BBR congestion control, in any version.

@@ -17,16 +17,12 @@
 mod bump;
 mod choice;
 mod gather;
-mod held;
 mod part;
 mod pool;
 mod socket_cache;
 mod splice;
 mod zerocopy;
 
-pub use held::{HeldSender, HeldSent};
-pub use splice::Waiting;
-pub use uncopy_sys::pipe::Pipe;
 pub use zerocopy::Token;
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -177,13 +173,6 @@ pub fn send(
             None => copied(gather::send(fd, parts, flags, envelope)),
         },
     })
-}
-
-/// Whether held bytes can be sent to `fd` by reference with these flags. Changes `errno`. Not to sockets that
-/// BBR controls, for the reason given in `choice.rs`, except for tests (`with_bbr`).
-#[must_use]
-pub fn accepts_held(fd: ProgramFd, flags: i32, with_bbr: bool) -> bool {
-    flags & !ORDINARY_FLAGS == 0 && !STOPPED.load(Relaxed) && held::accepts(fd, with_bbr)
 }
 
 /// Converts the result of a copying send, after which the kernel holds nothing.

@@ -62,17 +62,8 @@ const fn pages(address: usize, len_bytes: usize) -> usize {
 
 /// Returns how many of a send buffer's free bytes may be filled. The kernel also charges its own structures:
 /// 1.3 KiB per 64 KiB, and the last one is accepted whatever its size.
-pub const fn usable_bytes(room_bytes: usize) -> usize {
+const fn usable_bytes(room_bytes: usize) -> usize {
     room_bytes.saturating_sub(8 << 10) / 16 * 15
-}
-
-/// The way in which a splice may wait for space in the send buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
-    /// As the descriptor says: the socket is in non-blocking mode.
-    ByDescriptor,
-    /// Never: no more is spliced than there is space for.
-    Never,
 }
 
 /// Position in a message's parts.
@@ -212,7 +203,7 @@ impl Pass {
 /// True if an error means that the descriptor cannot be spliced to, that the process lacks permission, or
 /// that memory or space is short; the message is then copied. All other errors are the connection's own,
 /// which the kernel has now cleared, so they must be reported to the program.
-pub const fn should_copy(error: Errno) -> bool {
+const fn should_copy(error: Errno) -> bool {
     let unsupported = matches!(
         error.0,
         libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM | libc::EBADF | libc::EACCES
@@ -225,7 +216,7 @@ pub const fn should_copy(error: Errno) -> bool {
 }
 
 /// Splices, retrying if a pending signal ended the call before it began.
-pub fn splice_retrying(pipe: Pipe, fd: ProgramFd, len_bytes: usize, more: bool) -> Result<usize, Errno> {
+fn splice_retrying(pipe: Pipe, fd: ProgramFd, len_bytes: usize, more: bool) -> Result<usize, Errno> {
     for _ in 0..MAX_INTERRUPTIONS {
         match pipe.splice_to(fd, len_bytes, more) {
             Err(Errno::EINTR) => {}

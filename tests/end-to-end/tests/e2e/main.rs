@@ -17,7 +17,6 @@ mod foreign;
 mod forks;
 mod handlers;
 mod haproxy;
-mod holding;
 mod hostile;
 mod icecast;
 mod inherited;

@@ -13,7 +13,7 @@
 
 use crate::options::Policy;
 use crate::page_map::SiteId;
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Cost of receiving into a segment instead of the buffer, ns.
 pub const INPUT_NS: i64 = 500;
@@ -38,13 +38,6 @@ const PROBES: usize = 4;
 const MAX_LEAVING_INPUTS: u32 = 16;
 /// Number of inputs that one whose bytes left by reference adds to those.
 const LEAVING_INPUTS_STEP: u32 = 2;
-/// Number of sends by sockets after which a site's inputs are received by reference.
-const MIN_UNSEEN_SENDS: i32 = 2;
-/// Bound on the sends that count.
-const MAX_UNSEEN_SENDS: i32 = 16;
-/// Number of sends that one look at held bytes outweighs: reading out costs as much as the copy that was
-/// saved, and the use of the pipe.
-const READ_OUT_SENDS: i32 = 32;
 
 /// Way in which bytes of an input leave by reference, if they lie in memory that others can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,9 +107,6 @@ struct Account {
     passed_calls: AtomicU32,
     /// Number of inputs from here on whose bytes are expected to leave by each [`Exit`].
     leaving_inputs: [AtomicU32; Exit::ALL.len()],
-    /// Number of sends of the site's bytes by sockets, less [`READ_OUT_SENDS`] for each time that the program
-    /// looked at bytes that were held.
-    unseen_sends: AtomicI32,
     /// Running median of the time of each share, ns.
     typical_ns: [AtomicU32; SHARES],
 }
@@ -146,7 +136,6 @@ impl Sites {
                     recent_bytes: AtomicU32::new(0),
                     passed_calls: AtomicU32::new(0),
                     leaving_inputs: [const { AtomicU32::new(0) }; Exit::ALL.len()],
-                    unseen_sends: AtomicI32::new(0),
                     typical_ns: [const { AtomicU32::new(0) }; SHARES],
                 }
             }; SITES],
@@ -250,25 +239,6 @@ impl Sites {
     pub fn record_leaving(&self, exit: Exit, site: SiteId) {
         let inputs = &self.account(site).leaving_inputs[exit as usize];
         inputs.store((inputs.load(Relaxed) + LEAVING_INPUTS_STEP).min(MAX_LEAVING_INPUTS), Relaxed);
-    }
-
-    /// Whether the bytes of this input are expected to leave by a socket, unseen by the program.
-    #[must_use]
-    pub fn leaves_unseen(&self, site: SiteId) -> bool {
-        self.account(site).unseen_sends.load(Relaxed) >= MIN_UNSEEN_SENDS
-    }
-
-    /// Records that bytes of an input left by a socket.
-    pub fn record_socket_send(&self, site: SiteId) {
-        let sends = &self.account(site).unseen_sends;
-        // Updates lost between threads are sends that do not count.
-        sends.store((sends.load(Relaxed) + 1).min(MAX_UNSEEN_SENDS), Relaxed);
-    }
-
-    /// Records that held bytes of an input had to be read out.
-    pub fn record_read_out(&self, site: SiteId) {
-        let sends = &self.account(site).unseen_sends;
-        sends.store((sends.load(Relaxed) - READ_OUT_SENDS).max(-READ_OUT_SENDS), Relaxed);
     }
 
     /// Records the time of a share and returns its running median. The median hides costs of the first
@@ -382,26 +352,6 @@ mod tests {
         assert_eq!((likely(Exit::Log), likely(Exit::Lane)), (0, LEAVING_INPUTS_STEP as usize));
         (0..100).for_each(|_| sites.record_leaving(Exit::Log, site));
         assert_eq!((likely(Exit::Log), likely(Exit::Lane)), (MAX_LEAVING_INPUTS as usize, 0));
-    }
-
-    #[test]
-    fn inputs_are_expected_to_leave_unseen_until_the_program_looks_at_them() {
-        let sites = Sites::new();
-        let site = sites.site(SiteKind::Input, 0x1234, 64 << 10);
-        let sends = |count| (0..count).for_each(|_| sites.record_socket_send(site));
-        assert!(!sites.leaves_unseen(site));
-        sends(MIN_UNSEEN_SENDS);
-        assert!(sites.leaves_unseen(site));
-        sends(1000);
-        sites.record_read_out(site);
-        assert!(!sites.leaves_unseen(site));
-        sends(READ_OUT_SENDS);
-        assert!(sites.leaves_unseen(site), "once does not count for ever");
-        (0..100).for_each(|_| sites.record_read_out(site));
-        sends(READ_OUT_SENDS);
-        assert!(!sites.leaves_unseen(site));
-        sends(MIN_UNSEEN_SENDS);
-        assert!(sites.leaves_unseen(site));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The arena (uncopy's own memory): its pages, and the segments that live in them.
 
 pub mod descriptor;
-pub mod held;
 mod loan;
 pub mod pages;
 pub mod segment;

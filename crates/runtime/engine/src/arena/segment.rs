@@ -8,16 +8,12 @@
 //! the reservoir, except those that were lent to the kernel (`loan`). Pages that no view needs any more may
 //! be released earlier ([`Segment::release_all_but`]).
 //!
-//! Bytes that an input received by reference are in a pipe until they are needed ([`held`]).
-//!
 //! A segment may also lie in memory that other processes share ([`SharedBytes`]). Such a segment has no pages of
 //! the arena; its owner is dropped with the last reference.
 
-use crate::arena::held;
 use crate::arena::loan::{SendHistory, split};
 use crate::arena::pages::{ARENA, ResidentPages};
 use crate::state::clock::{self, Moment};
-use crate::state::policy::POLICY;
 use crate::state::{counters, limits};
 use core::any::Any;
 use smallvec::SmallVec;
@@ -28,9 +24,8 @@ use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::sites::Exit;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::presence::is_outside;
 use uncopy_sys::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence,
+    AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence,
 };
 use uncopy_sys::sync::{Arc, UnsafeCell};
 
@@ -44,8 +39,6 @@ pub struct Draft {
     /// Pages before `end` that the run has given up, in the order in which they went.
     holes: UnsafeCell<Vec<ArenaPages>>,
     sends: SendHistory,
-    /// True once bytes of the run were received by reference.
-    has_held: AtomicBool,
 }
 
 // SAFETY: `holes` is accessed only with exclusive access to the run (`&mut`, or in `drop`), and by
@@ -65,7 +58,7 @@ impl Draft {
         let ResidentPages { pages, cost_ns } = ARENA.take_resident(wanted)?;
         counters::add_with_peak(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
         let (end, holes) = (AtomicU32::new(pages.end), UnsafeCell::new(Vec::new()));
-        Ok(Self { pages, cost_ns, end, holes, sends: SendHistory::new(), has_held: AtomicBool::new(false) })
+        Ok(Self { pages, cost_ns, end, holes, sends: SendHistory::new() })
     }
 
     /// Address of the first byte.
@@ -86,25 +79,6 @@ impl Draft {
         self.owned().len_bytes()
     }
 
-    /// Records that bytes of the run were received by reference.
-    pub(crate) fn note_held(&self) {
-        self.has_held.store(true, Relaxed);
-    }
-
-    /// Reads held bytes out. To be called before bytes are read.
-    pub(crate) fn make_bytes_present(&self) {
-        if self.has_held.load(Relaxed) {
-            held::make_present(self.address(), self.len_bytes());
-        }
-    }
-
-    /// Discards held bytes of pages that are about to be given back.
-    fn discard_held(&self, pages: ArenaPages) {
-        if self.has_held.load(Relaxed) && !pages.is_empty() && !is_outside() {
-            held::discard(ARENA.address(pages.start), pages.len_bytes());
-        }
-    }
-
     fn owned(&self) -> ArenaPages {
         ArenaPages::new(self.pages.start, self.end.load(Relaxed))
     }
@@ -119,7 +93,6 @@ impl Draft {
         let end = (self.pages.start + pages_up(len_bytes).max(1)).min(self.pages.end);
         let old_end = self.end.fetch_min(end, Relaxed);
         let rest = ArenaPages::new(end, old_end);
-        self.discard_held(rest);
         counters::subtract(Counter::SegmentsBytes, rest.len_bytes());
         ARENA.give_resident(rest);
     }
@@ -152,8 +125,6 @@ impl Drop for Draft {
         for hole in holes.iter().chain([&ArenaPages::new(end, end)]) {
             let part = ArenaPages::new(start, hole.start);
             counters::subtract(Counter::SegmentsBytes, part.len_bytes());
-            // The holes belong to other drafts by now, which may hold bytes there.
-            self.discard_held(part);
             for (part, is_lent) in split(part, lent) {
                 if is_lent {
                     ARENA.quarantine(part);
@@ -311,37 +282,12 @@ impl Segment {
         }
     }
 
-    /// Address of the first byte. Bytes may be held: see [`Segment::bytes_at`].
+    /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
         match &self.0.memory {
             Memory::Own(draft) => draft.address(),
             Memory::Shared(shared) => shared.address,
-        }
-    }
-
-    /// Returns the address of a part whose bytes are about to be read, after reading out those that are held.
-    #[must_use]
-    pub fn bytes_at(&self, offset_bytes: usize, len_bytes: usize) -> usize {
-        let address = self.address() + offset_bytes;
-        if self.holds(offset_bytes, len_bytes) && held::make_present(address, len_bytes) {
-            POLICY.sites.record_read_out(self.site());
-        }
-        address
-    }
-
-    /// Whether bytes of a part are held.
-    #[inline]
-    #[must_use]
-    pub fn holds(&self, offset_bytes: usize, len_bytes: usize) -> bool {
-        self.draft().is_some_and(|draft| draft.has_held.load(Relaxed))
-            && held::overlaps(self.address() + offset_bytes, len_bytes)
-    }
-
-    /// Records that bytes at the open end were received by reference.
-    pub(crate) fn note_held(&self) {
-        if let Some(draft) = self.draft() {
-            draft.note_held();
         }
     }
 
@@ -419,10 +365,6 @@ impl Segment {
     /// must be no other reference but the caller's own.
     pub unsafe fn release_all_but(&self, kept: &NeededPages, mut gone: impl FnMut(ArenaPages, bool)) {
         let Some(draft) = self.draft() else { return };
-        if self.holds(0, draft.len_bytes()) {
-            // Its pages are about to be filled.
-            return;
-        }
         // SAFETY: access to `holes` needs a reference. The caller has the only one besides those of views,
         // whose blocks it has locked.
         let holes = unsafe { &mut *draft.holes.get() };

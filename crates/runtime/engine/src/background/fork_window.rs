@@ -147,8 +147,7 @@ fn place(uffd: Uffd, at: BlockRef, page_address: usize, is_gone: bool) -> bool {
     };
     // SAFETY: the segment's bytes are present while its view is in the page map, which nothing changes
     // while the window is open; `copy` fills absent pages only.
-    let placed =
-        unsafe { at.uffd().copy(page_address, segment.bytes_at(offset_bytes, PAGE_BYTES), PAGE_BYTES) };
+    let placed = unsafe { at.uffd().copy(page_address, segment.address() + offset_bytes, PAGE_BYTES) };
     match placed.error {
         None => true,
         Some(Errno::EEXIST) => uffd.wake(page_address, PAGE_BYTES),
@@ -196,7 +195,7 @@ pub(crate) fn end_in_child(dropped: &mut Dropped<Segment>) {
         if let Some((segment, offset_bytes)) = seen.map().and_then(|map| map.target(at.page(page_address)))
             && !mem::is_present_or_swapped(page_address)
         {
-            let source = segment.bytes_at(offset_bytes, PAGE_BYTES);
+            let source = segment.address() + offset_bytes;
             // SAFETY: the page belongs to the program, is absent and not registered, so writing to it is
             // possible; the view holds the segment.
             unsafe { bytes::copy(page_address as *mut u8, source as *const u8, PAGE_BYTES) };

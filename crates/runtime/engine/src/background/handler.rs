@@ -6,7 +6,6 @@
 //! gave back to the kernel, which reads as zeroes.
 
 use crate::account::books;
-use crate::arena::held;
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
 use crate::background::fork_window::Turn;
@@ -101,8 +100,6 @@ struct Handler {
     control: Control,
     inbox: Inbox,
     last_thread: LastThread,
-    /// Whether the thread has its own table of descriptors.
-    is_isolated: bool,
     /// Faults that could not be served yet.
     waiting: Vec<(Uffd, Fault)>,
     /// Changes that were not followed yet.
@@ -134,7 +131,6 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         control: if is_isolated { counters::open_control() } else { Control::NONE },
         inbox: Inbox::new(),
         last_thread,
-        is_isolated,
         waiting: Vec::with_capacity(MAX_LIST),
         changes: Vec::with_capacity(MAX_LIST),
         owners_fault: OwnersFault::default(),
@@ -244,7 +240,6 @@ impl Handler {
     }
 
     fn work(&mut self) {
-        held::serve(self.is_isolated);
         if !self.changes.is_empty() {
             // In order, because a moved mapping is reported as unmapped right after.
             let done = self.changes.iter().take_while(|change| FOREIGN.follow(**change)).count();

@@ -14,7 +14,6 @@
 //! A step is part of the handler's turn, for whose end a fork waits (`fork_window`), so that no page, block or reference
 //! is on the handler's stack when a process is copied. A step waits for no lock of a class or a block.
 
-use crate::arena::held;
 use crate::arena::pages::ARENA;
 use crate::background::compaction::Compaction;
 use crate::background::settling::Settling;
@@ -196,7 +195,6 @@ impl State {
         self.has_young_waste
             || counters::get(Counter::ReservoirBytes) > 0
             || ARENA.has_quarantined()
-            || held::is_any()
             || HEAP.retained_pages() > 0
             || self.settling.is_due()
             || clock::has_just_forked() && counters::get(Counter::SegmentsBytes) > 0
@@ -214,7 +212,6 @@ impl State {
             Stage::Rest if ARENA.drop_quarantined() => {}
             Stage::Rest => {
                 clock::next_round();
-                held::read_out_idle();
                 self.stage = Stage::Reservoir(ARENA.surplus_pages());
             }
             Stage::Reservoir(0) => self.stage = self.blocks_from(0),

@@ -148,16 +148,6 @@ impl<'a> Input<'a> {
         self.parts
     }
 
-    /// Whether the thread could not enter the engine again after a call.
-    pub(super) fn is_outside(&self) -> bool {
-        self.section.is_outside()
-    }
-
-    /// Inspects the redirected parts, before the call is made.
-    pub(super) fn inspect<T>(&self, inspect: impl FnOnce(&CallResources) -> T) -> T {
-        self.progress.inspect(inspect)
-    }
-
     /// Runs the program's system call, outside the critical section.
     pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
         self.progress.run(|| self.section.run_outside(|| call(self.parts)))
@@ -322,7 +312,6 @@ fn put_in_buffers(section: &Section, held: &CallResources, parts: &[Part], messa
     let CallResources::Input(redirected) = held else { return };
     for (index, len_bytes) in arrivals(parts, messages) {
         if let Some((_, part)) = redirected.iter().find(|(at, _)| *at == index) {
-            part.target.make_bytes_present();
             let to = part.at.base + part.range.start;
             // SAFETY: the program passed this buffer for an input, so it is writable; the target holds the
             // bytes; no lock is held.
@@ -484,7 +473,6 @@ fn put_in_buffer(
     let base = locked.at.base;
     let mut moved = Ranges::new();
     if let Target::Draft(draft) = &mut target {
-        draft.make_bytes_present();
         draft.shorten(lead_bytes + range.len());
         if moves_pages {
             moved = move_in(&mut locked, draft, range, dropped);

@@ -1,7 +1,6 @@
 //! The calls that hooks make: copies, inputs, outputs.
 
 pub mod copy;
-pub mod held_input;
 pub(crate) mod in_flight;
 pub mod input;
 pub mod output;

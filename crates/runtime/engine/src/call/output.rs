@@ -3,7 +3,6 @@
 
 use crate::account::accounts;
 use crate::account::work::Work;
-use crate::arena::held;
 use crate::arena::segment::{Segment, SharedBytes};
 use crate::call::in_flight::{CallResources, InProgress, Segments};
 use crate::call::input::Part;
@@ -33,8 +32,6 @@ enum Origin {
     Segment,
     /// A segment, held by the call, that should go by reference.
     Lendable,
-    /// A segment, held by the call, whose bytes are held in the kernel and should go from there.
-    Held,
     /// Constants of the program, which go by reference at once.
     Constant,
 }
@@ -45,7 +42,7 @@ impl Origin {
     }
 
     const fn is_segment(self) -> bool {
-        matches!(self, Self::Lendable | Self::Segment | Self::Held)
+        matches!(self, Self::Lendable | Self::Segment)
     }
 }
 
@@ -61,10 +58,6 @@ pub struct Output {
     progress: Option<InProgress>,
     gathered_bytes: usize,
     lendable_bytes: usize,
-    /// Bytes that are held in the kernel: they must be sent from there, or read out before the call.
-    held_bytes: usize,
-    /// Whether bytes stay held; otherwise they are read out.
-    keeps_held: bool,
     is_lent: bool,
     /// The last field, so that all others are dropped while no signal handler of the program can run.
     section: Section,
@@ -101,32 +94,22 @@ impl Output {
         Self::begin_messages(fd, parts, &[parts.len()])
     }
 
-    /// Gathers the parts of one message to a stream socket, and leaves bytes held: see [`Output::held_bytes`].
-    #[must_use]
-    pub fn begin_stream(fd: ProgramFd, parts: &[Part]) -> Option<Self> {
-        Self::begin_any(fd, parts, &[parts.len()], true)
-    }
-
     /// Gathers `parts`, which belong to several messages; `messages` has the number of parts of each.
     /// `None`: make the call unchanged; faults of the kernel are served.
     ///
     /// Only for files, sockets and pipes: for other descriptors several parts may mean several operations.
     #[must_use]
     pub fn begin_messages(fd: ProgramFd, parts: &[Part], messages: &[usize]) -> Option<Self> {
-        Self::begin_any(fd, parts, messages, false)
-    }
-
-    fn begin_any(fd: ProgramFd, parts: &[Part], messages: &[usize], keeps_held: bool) -> Option<Self> {
         // Checked before the larger stack frames below are entered.
         if stack_room::is_available(stack_room::FOR_OUTPUT_BYTES) {
-            Self::gather(fd, parts, messages, keeps_held)
+            Self::gather(fd, parts, messages)
         } else {
             None
         }
     }
 
     #[inline(never)]
-    fn gather(fd: ProgramFd, parts: &[Part], messages: &[usize], keeps_held: bool) -> Option<Self> {
+    fn gather(fd: ProgramFd, parts: &[Part], messages: &[usize]) -> Option<Self> {
         HEAP.make_stack_plain();
         let work = Work::begin();
         let section = Section::enter()?;
@@ -143,8 +126,6 @@ impl Output {
             progress: None,
             gathered_bytes: 0,
             lendable_bytes: 0,
-            held_bytes: 0,
-            keeps_held,
             is_lent: false,
             section,
         };
@@ -200,60 +181,20 @@ impl Output {
                     }
                 },
                 Piece::Segment { segment, offset_bytes, .. } => {
-                    self.push_piece(segment, offset_bytes, len_bytes);
+                    self.parts.push(Part { address: segment.address() + offset_bytes, len_bytes });
+                    if is_time(&segment, offset_bytes, len_bytes) {
+                        self.origins.push(Origin::Lendable);
+                        self.lendable_bytes += len_bytes;
+                    } else {
+                        self.origins.push(Origin::Segment);
+                    }
+                    segment.touch();
+                    self.segments.push(segment);
+                    self.gathered_bytes += len_bytes;
                 }
             }
             address += len_bytes;
         }
-    }
-
-    /// Adds a part of a segment, in one part or, where some of its bytes stay held, in several.
-    fn push_piece(&mut self, segment: Segment, offset_bytes: usize, len_bytes: usize) {
-        segment.touch();
-        self.gathered_bytes += len_bytes;
-        if self.keeps_held && self.kind == FdKind::Socket && segment.holds(offset_bytes, len_bytes) {
-            for (address, len_bytes, is_held) in held::split(segment.address() + offset_bytes, len_bytes) {
-                self.parts.push(Part { address, len_bytes });
-                self.origins.push(if is_held { Origin::Held } else { Origin::Segment });
-                self.held_bytes += if is_held { len_bytes } else { 0 };
-                self.segments.push(segment.clone());
-            }
-            return;
-        }
-        self.parts.push(Part { address: segment.bytes_at(offset_bytes, len_bytes), len_bytes });
-        if is_time(&segment, offset_bytes, len_bytes) {
-            self.origins.push(Origin::Lendable);
-            self.lendable_bytes += len_bytes;
-        } else {
-            self.origins.push(Origin::Segment);
-        }
-        self.segments.push(segment);
-    }
-
-    /// Number of bytes that are held in the kernel. If there are any, the caller sends them from there
-    /// ([`Output::held_parts`]), or calls [`Output::read_out`].
-    #[must_use]
-    pub const fn held_bytes(&self) -> usize {
-        self.held_bytes
-    }
-
-    /// The parts, each with whether its bytes are held.
-    #[must_use]
-    pub fn held_parts(&self) -> smallvec::SmallVec<[(Part, bool); 16]> {
-        self.parts.iter().zip(&self.origins).map(|(part, origin)| (*part, *origin == Origin::Held)).collect()
-    }
-
-    /// Reads held bytes out, before the parts are sent by copying.
-    pub fn read_out(&mut self) {
-        self.for_each_segment(usize::MAX, |segment, offset_bytes, len_bytes, origin| {
-            if origin == Origin::Held {
-                let _ = segment.bytes_at(offset_bytes, len_bytes);
-            }
-        });
-        for origin in self.origins.iter_mut().filter(|origin| **origin == Origin::Held) {
-            *origin = Origin::Segment;
-        }
-        self.held_bytes = 0;
     }
 
     /// Bytes that should go by reference, if that pays and the descriptor supports it.
@@ -393,12 +334,8 @@ impl Output {
             return;
         }
         let mut lent_bytes = self.constant_bytes(sent_bytes);
-        let min_bytes = gate::min_engine_bytes();
         self.for_each_segment(sent_bytes, |segment, offset_bytes, len_bytes, origin| {
             segment.record_sent(offset_bytes, len_bytes);
-            if self.kind == FdKind::Socket && (len_bytes >= min_bytes || origin == Origin::Held) {
-                POLICY.sites.record_socket_send(segment.site());
-            }
             if self.is_lent && origin == Origin::Lendable {
                 lent_bytes += len_bytes;
                 accounts::credit(segment.site(), loans::saved_ns(&POLICY.costs, len_bytes));

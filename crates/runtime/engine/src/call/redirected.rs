@@ -38,17 +38,6 @@ impl Target {
     }
 }
 
-impl Target {
-    /// Reads held bytes out. To be called before bytes are read.
-    pub(super) fn make_bytes_present(&self) {
-        match self {
-            Self::Draft(draft) => draft.make_bytes_present(),
-            Self::Open(open) => _ = open.segment.bytes_at(0, open.segment.len_bytes()),
-            Self::Shared(_) => {}
-        }
-    }
-}
-
 impl Redirected {
     /// Gives the target back, when no more bytes will arrive.
     pub(crate) fn give_back(self) {

@@ -5,7 +5,6 @@
 //! the fork, and the child opens its own userfaultfd, registers the same ranges and starts its own handler
 //! before anything else of the program runs in it.
 
-use crate::arena::held;
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
 use crate::background::activation::{self, Obstacle};
@@ -73,7 +72,6 @@ fn private_lock() -> Option<&'static Lock> {
 fn close(work: impl FnOnce()) {
     presence::begin_fork();
     work();
-    held::read_out_all();
     fork_window::begin();
     shared_views::place_all_views();
     lock_all();
@@ -101,7 +99,6 @@ fn lock_all() {
     FOREIGN.lock_all();
     in_flight::lock_all();
     ARENA.lock().lock();
-    held::lock_all();
     if let Some(lock) = private_lock() {
         lock.lock();
     }
@@ -118,7 +115,6 @@ fn unlock_inner() {
     if let Some(lock) = private_lock() {
         lock.unlock();
     }
-    held::unlock_all();
     ARENA.lock().unlock();
     in_flight::unlock_all();
 }
@@ -231,7 +227,6 @@ fn resume_child(stays_plain: bool, has_own_descriptors: bool) {
     }
     unlock_all();
     presence::end_fork_in_child();
-    held::in_child(has_own_descriptors);
     upkeep::in_child();
     // Before anything is counted: the page of counters is still the parent's.
     // SAFETY: this thread holds `FORK.lock`, which guards the cell.
@@ -353,8 +348,7 @@ fn fill_views(at: BlockRef, dropped: &mut Dropped<Segment>) {
                 if step > 1 || is_there(part) {
                     let skip_bytes = (first - pages.start) as usize * PAGE_BYTES;
                     let to = (at.base + part.start_bytes()) as *mut u8;
-                    let offset_bytes = view.offset_bytes + skip_bytes;
-                    let from = view.segment.bytes_at(offset_bytes, part.len_bytes()) as *const u8;
+                    let from = (view.segment.address() + view.offset_bytes + skip_bytes) as *const u8;
                     // SAFETY: `to` is writable memory of this process, not registered, so absent pages can
                     // be written; the view holds the segment.
                     unsafe { bytes::copy(to, from, part.len_bytes()) };

@@ -4,7 +4,6 @@
 //! No view may be touched meanwhile: the caller is the only thread, no signal handler of the program runs,
 //! and the call reads and writes no memory of the program.
 
-use crate::arena::held;
 use crate::arena::pages::ARENA;
 use crate::background::{handler, release};
 use crate::life::fork;
@@ -28,12 +27,10 @@ pub fn without_handler<T>(call: impl FnOnce() -> T) -> T {
         return call();
     };
     let critical = Critical::enter();
-    held::read_out_all();
     if !handler::stop() {
         drop(critical);
         return call();
     }
-    held::forget_handler();
     counters::close_control();
     let user = ids::effective_user();
     let result = call();

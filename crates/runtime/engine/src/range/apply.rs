@@ -46,22 +46,6 @@ impl Source<'_> {
         });
     }
 
-    /// Whether bytes that belong at `range` of the destination's block are held: copying them would read them out.
-    fn holds(&self, range: ByteRange) -> bool {
-        let mut at = self.start;
-        self.pieces.iter().any(|piece| {
-            let whole = ByteRange::at(at, piece.len_bytes());
-            at = whole.end;
-            let part = whole.intersection(range);
-            match piece {
-                Piece::Segment { segment, offset_bytes, .. } if !part.is_empty() => {
-                    segment.holds(offset_bytes + (part.start - whole.start), part.len())
-                }
-                _ => false,
-            }
-        })
-    }
-
     /// Copies the bytes that belong at `range` of the destination's block to `to`.
     ///
     /// # Safety
@@ -89,7 +73,7 @@ impl Source<'_> {
                     Piece::Segment { segment, offset_bytes, .. } => {
                         bytes::copy(
                             destination,
-                            segment.bytes_at(offset_bytes + skip, part.len()) as *const u8,
+                            (segment.address() + offset_bytes + skip) as *const u8,
                             part.len(),
                         );
                     }
@@ -172,7 +156,6 @@ unsafe fn make_absent(block: &mut Locked, source: &Source<'_>, pages: PageRange,
         let spent_ns = block.at.block.copied_over_ns();
         let (moves, spent_ns) = POLICY.costs.moves_out(run.len(), spent_ns);
         block.at.block.set_copied_over_ns(spent_ns);
-        let moves = moves || source.holds(ByteRange::from(run));
         // A move refuses pinned pages; without moves, finding out whether pages may be dropped takes longer
         // than a move.
         if moves && (uffd::can_move_pages() || *may_drop.get_or_insert_with(pins::has_no_pins)) {
@@ -330,8 +313,7 @@ unsafe fn fill(
         unsafe {
             match state {
                 State::Viewed(view) => {
-                    let offset_bytes = view.offset_bytes + (edge.start - whole.start);
-                    let from = view.segment.bytes_at(offset_bytes, edge.len());
+                    let from = view.segment.address() + view.offset_bytes + (edge.start - whole.start);
                     bytes::copy(to, from as *const u8, edge.len());
                 }
                 State::Empty | State::Present => bytes::zero(to, edge.len()),

@@ -408,7 +408,7 @@ impl Foreign {
         let uffd = CHANGES.uffd();
         let is_placed = views.iter().all(|(run, view)| {
             let skip = (run.start - pages.start) as usize * PAGE_BYTES;
-            let source = view.segment.bytes_at(view.offset_bytes, run.len_bytes());
+            let source = view.segment.address() + view.offset_bytes;
             // SAFETY: `view` holds a reference to the segment, whose bytes are present. The destination is
             // the program's registered memory, in which `copy` fills absent pages only.
             let placed = unsafe { uffd.copy(new_base + skip, source, run.len_bytes()) };

@@ -198,7 +198,7 @@ pub(crate) fn materialize(
     let uffd = locked.at.uffd();
     let destination = locked.at.base + pages.start_bytes();
     let View { mut segment, offset_bytes, .. } = view;
-    let source = segment.bytes_at(offset_bytes, pages.len_bytes());
+    let source = segment.address() + offset_bytes;
     let mut done = 0;
     // The page map's reference is dropped first. The one held here is then the last, unless another view or
     // a call in progress holds the segment.

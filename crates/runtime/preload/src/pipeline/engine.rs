@@ -1,10 +1,8 @@
 //! Engine stage: buffers of the engine in place of the program's. Output that was not copied is gathered from
 //! where it lies; input goes where it need not be copied from.
 
-use super::holding;
 use super::lending::{Lending, send_lent};
 use super::op::{Buffers, Op};
-use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{MSG_ZEROCOPY, ssize_t};
 use uncopy_engine::call::input::ReceiveResult;
@@ -50,12 +48,8 @@ fn send_parts(op: &Op, parts: &[Part], call: &impl Fn(Option<&[Part]>) -> ssize_
 
 #[inline(never)]
 fn gather(op: &Op, parts: &[Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ssize_t {
-    let output = match op.stream {
-        Some(_) => Output::begin_stream(op.fd(), parts),
-        None => Output::begin(op.fd(), parts),
-    };
-    let Some(mut output) = output else { return call(None) };
-    match op.stream.map(|flags| send_by_reference(op, &mut output, flags)) {
+    let Some(mut output) = Output::begin(op.fd(), parts) else { return call(None) };
+    match op.stream.map(|flags| send_lent(op.fd(), &mut output, flags)) {
         None | Some(Lending::Gather) => {}
         Some(Lending::Sent(Ok(sent))) => {
             output.finish(sent);
@@ -75,15 +69,6 @@ fn gather(op: &Op, parts: &[Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -
     drop(output);
     // O_DIRECT and its like require an alignment that a segment may not have. Nothing was sent.
     if errno::get() == libc::EINVAL { call(None) } else { sent }
-}
-
-fn send_by_reference(op: &Op, output: &mut Output, flags: c_int) -> Lending {
-    if output.held_bytes() > 0
-        && let sent @ Lending::Sent(_) = holding::send(op.fd(), output, flags)
-    {
-        return sent;
-    }
-    send_lent(op.fd(), output, flags)
 }
 
 #[inline(always)]
@@ -123,22 +108,14 @@ fn receive_several(op: &Op, call: &impl Fn(Option<&[Part]>) -> ssize_t) -> Recei
 #[inline(always)]
 fn redirect(op: &Op, parts: &mut [Part], call: &impl Fn(Option<&[Part]>) -> ssize_t) -> ReceiveResult {
     let Some(input) = Input::begin(parts, op.caller) else { return receive_in_place(op, call) };
-    if let Some(result) = holding::receive(op, &input) {
-        return finish(op, input, result);
-    }
     let result = input.call(|parts| call(Some(parts)));
-    if result == -1 && errno::get() == libc::EINVAL {
-        // O_DIRECT may refuse parts that do not end at a sector boundary. Nothing was read.
-        input.finish(0);
-        return receive_in_place(op, call);
-    }
-    finish(op, input, result)
-}
-
-/// Puts the bytes of a receive in the program's buffers.
-fn finish(op: &Op, input: Input<'_>, result: ssize_t) -> ReceiveResult {
+    let is_misaligned = result == -1 && errno::get() == libc::EINVAL;
     let got_bytes = usize::try_from(result).unwrap_or(0);
     input.finish(got_bytes);
+    if is_misaligned {
+        // O_DIRECT may refuse parts that do not end at a sector boundary. Nothing was read.
+        return receive_in_place(op, call);
+    }
     short_reads::record(op.caller, got_bytes);
     ReceiveResult { result, handled_by_engine: true }
 }

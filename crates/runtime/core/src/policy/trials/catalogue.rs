@@ -4,8 +4,7 @@
 //! 0         eliding: inputs, and copies of the bytes received
 //! 1 …  8    lending by TCP on this machine       9 … 16   by TCP to another one
 //! 17 … 20   lending by UDP on this machine      21 … 24   by UDP to another one
-//! 25 … 30   references by lane
-//! 31        receiving by reference
+//! 25 … 31   references by lane
 //! ```
 //!
 //! Eliding is one factor because a message that arrives in several inputs of different lengths pays as a
@@ -57,17 +56,14 @@ const RANGES: [FactorRange; 5] = [
     factor_range(Transport::TcpFar, (9, 8), 8 << 10, "lending messages", "by TCP to another machine"),
     factor_range(Transport::UdpHere, (17, 4), 4 << 10, "lending messages", "by UDP on this machine"),
     factor_range(Transport::UdpFar, (21, 4), 4 << 10, "lending messages", "by UDP to another machine"),
-    factor_range(Transport::Lane, (25, 6), 32 << 10, "references to parts", "at a lane"),
+    factor_range(Transport::Lane, (25, 7), 32 << 10, "references to parts", "at a lane"),
 ];
 /// Minimum gain of lending to a peer on this machine, as a fraction of the sender's time. The peer pays for
 /// it by copying bytes that are not in its cache (`uncopy-bench transmit --sockets tcp`, sender and reader
 /// on different processors: 60 KiB by reference had 0.87 of the rate for 1.04 of the sender's time).
 const MIN_GAIN_HERE: f64 = 0.05;
 
-/// The factor of receiving by reference.
-pub const HOLDING: usize = 31;
-
-const _: () = assert!(RANGES[4].first_factor + RANGES[4].count <= HOLDING && HOLDING < MAX_FACTORS);
+const _: () = assert!(RANGES[4].first_factor + RANGES[4].count <= MAX_FACTORS);
 
 /// The factor of eliding inputs and copies.
 pub const ELISION: usize = 0;
@@ -111,9 +107,6 @@ impl fmt::Display for FactorName {
         if self.0 == ELISION {
             return write!(f, "eliding inputs and copies");
         }
-        if self.0 == HOLDING {
-            return write!(f, "receiving by reference");
-        }
         let Some(range) = RANGES.iter().find(|range| self.0 < range.first_factor + range.count) else {
             return write!(f, "factor {}", self.0);
         };
@@ -140,7 +133,6 @@ mod tests {
     #[test]
     fn each_size_has_the_factor_with_its_range_in_the_name() {
         assert_eq!(FactorName(ELISION).to_string(), "eliding inputs and copies");
-        assert_eq!(FactorName(HOLDING).to_string(), "receiving by reference");
         for (way, kib, name) in [
             (Transport::TcpHere, 1, "lending messages of less than 16 KiB by TCP on this machine"),
             (Transport::TcpHere, 128, "lending messages of 128 to 256 KiB by TCP on this machine"),
@@ -148,7 +140,7 @@ mod tests {
             (Transport::UdpFar, 60, "lending messages of 32 KiB and more by UDP to another machine"),
             (Transport::Lane, 40, "references to parts of less than 64 KiB at a lane"),
             (Transport::Lane, 64, "references to parts of 64 to 128 KiB at a lane"),
-            (Transport::Lane, 4096, "references to parts of 1024 KiB and more at a lane"),
+            (Transport::Lane, 4096, "references to parts of 2048 KiB and more at a lane"),
         ] {
             assert_eq!(FactorName(lending_factor(way, kib << 10)).to_string(), name);
         }

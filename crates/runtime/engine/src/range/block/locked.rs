@@ -228,7 +228,7 @@ impl Locked {
         }
         let (seam_bytes, whole_bytes) = (*seam_bytes, len_bytes + seam_bytes + bytes.len());
         let plain = self.at.base + bytes.start - seam_bytes;
-        let arena = next.bytes_at(next_offset_bytes - seam_bytes, seam_bytes);
+        let arena = next.address() + next_offset_bytes - seam_bytes;
         // SAFETY: the seam's pages are present and the block is locked; `next` holds a reference to the segment.
         let same = unsafe { uncopy_sys::bytes::equal(plain as *const u8, arena as *const u8, seam_bytes) };
         if same {
