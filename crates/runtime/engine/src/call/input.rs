@@ -98,26 +98,38 @@ impl<'a> Input<'a> {
         {
             return None;
         }
+        let first = match &*parts {
+            [part] if is_eligible(part) => Some(Judged::new(part, caller)),
+            _ => None,
+        };
+        if let Some(judged) = first
+            && judged.is_left_as_usual(parts[0].address)
+        {
+            judged.record_refusal();
+            return None;
+        }
         // Checked before the larger stack frames below are entered.
         if stack_room::is_available(stack_room::FOR_COPY_BYTES) {
-            Self::redirect(parts, caller)
+            Self::redirect(parts, caller, first)
         } else {
             None
         }
     }
 
+    /// `first`: the only part's site, if that is known already.
     #[inline(never)]
-    fn redirect(parts: &'a mut [Part], caller: usize) -> Option<Self> {
+    fn redirect(parts: &'a mut [Part], caller: usize, mut first: Option<Judged>) -> Option<Self> {
         HEAP.make_stack_plain();
         let work = Work::begin();
         let section = Section::enter()?;
         release::release_if_memory_low();
         let mut redirected = RedirectedParts::new();
         for (index, part) in parts.iter_mut().enumerate() {
-            if part.len_bytes < gate::min_engine_bytes() || part.len_bytes > MAX_PART_BYTES {
+            if !is_eligible(part) {
                 continue;
             }
-            let Some(examined) = Examined::new(part, caller) else { continue };
+            let judged = first.take().unwrap_or_else(|| Judged::new(part, caller));
+            let Some(examined) = Examined::new(judged, part, caller) else { continue };
             let plan = examined.decide();
             if let Some(why_not) = plan.why_not() {
                 ledger::record_refusal(examined.site, why_not);
@@ -177,6 +189,40 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Whether a part has a length of which the engine takes care.
+fn is_eligible(part: &Part) -> bool {
+    (gate::min_engine_bytes()..=MAX_PART_BYTES).contains(&part.len_bytes)
+}
+
+/// The site of a part of an input.
+#[derive(Clone, Copy)]
+struct Judged {
+    account: SiteId,
+    /// Reason why no input of this site and size is to become a view; `None`: it may.
+    why_not: Option<Field>,
+}
+
+impl Judged {
+    /// Looks a part's site up. To be done once for each part: it counts.
+    fn new(part: &Part, caller: usize) -> Self {
+        let account = POLICY.sites.site(SiteKind::Input, caller, part.len_bytes);
+        ledger::record_call(account, SiteKind::Input, caller, part.len_bytes);
+        Self { account, why_not: reject_reason(account, POLICY.costs.copy_ns(part.len_bytes)) }
+    }
+
+    /// Whether the input is received in place because it is not worth it and its buffer is ordinary memory. Takes no
+    /// lock: most inputs of most programs end here.
+    fn is_left_as_usual(self, address: usize) -> bool {
+        let is_special = |at: BlockRef| at.block.has(Flag::REGISTERED.or(Flag::DISOWNED));
+        self.why_not.is_some()
+            && !(gate::has_registered() && directory::find(address).is_some_and(is_special))
+    }
+
+    fn record_refusal(self) {
+        ledger::record_refusal(self.account, self.why_not.unwrap_or(Field::Refused));
+    }
+}
+
 /// A part of an input, and what was found at its buffer.
 struct Examined {
     at: BlockRef,
@@ -230,11 +276,9 @@ const fn decide(why_not: Option<Field>, continues_view: bool, is_absent: bool, f
 
 impl Examined {
     /// Examines the buffer of a part. `None`: received in place, with the reason entered in the ledger.
-    fn new(part: &Part, caller: usize) -> Option<Self> {
-        let account = POLICY.sites.site(SiteKind::Input, caller, part.len_bytes);
+    fn new(judged: Judged, part: &Part, caller: usize) -> Option<Self> {
+        let Judged { account, why_not } = judged;
         let mut site = account;
-        ledger::record_call(site, SiteKind::Input, caller, part.len_bytes);
-        let why_not = reject_reason(site, POLICY.costs.copy_ns(part.len_bytes));
         let found =
             directory::find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
         let claimed = match found {
@@ -242,7 +286,7 @@ impl Examined {
             found => found,
         };
         let Some((at, range)) = claimed else {
-            ledger::record_refusal(site, why_not.unwrap_or(Field::Refused));
+            judged.record_refusal();
             return None;
         };
         if at.block.has(Flag::DISOWNED) {

@@ -67,7 +67,10 @@ pub struct Output {
 #[must_use]
 pub fn is_candidate(parts: &[Part]) -> bool {
     let min_bytes = gate::min_engine_bytes();
-    let is_candidate = |part: &Part| may_be_absent(part) || constants::contains(part.address, part.len_bytes);
+    let is_candidate = |part: &Part| {
+        may_be_absent(part)
+            || !gate::is_in_heap(part.address) && constants::contains(part.address, part.len_bytes)
+    };
     parts.len() <= MAX_PARTS && parts.iter().any(|part| part.len_bytes >= min_bytes && is_candidate(part))
 }
 
