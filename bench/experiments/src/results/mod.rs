@@ -26,6 +26,7 @@ mod page;
 mod pool;
 mod register;
 mod run;
+mod workloads;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -14,6 +14,7 @@ use crate::results::markdown::{escape, table_row};
 use crate::results::model::{Quantity, Results, Systems};
 use crate::results::pool::PooledCase;
 use crate::results::register::{HEADLINES, find_entry};
+use crate::results::workloads;
 
 /// Maximum number of cases besides the headlines that are named where uncopy costs.
 const MAX_NAMED: usize = 8;
@@ -68,6 +69,9 @@ pub fn render(stored: &Results, systems: &Systems, chart: &str, details: &str) -
     line(&noise_controls(results, &rows));
     line("\n## Where it does not help\n");
     line(&losing_cases(results, &rows));
+    if let Some(section) = workloads::section(results) {
+        line(&format!("\n{section}"));
+    }
     line(&format!("\n## What the papers reached\n\n{}", goals::table(PAPER_GOALS, results)));
     let [met, missed, undecided] = goals::count(PROJECT_GOALS, results);
     let all = PROJECT_GOALS.len();

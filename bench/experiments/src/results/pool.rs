@@ -53,6 +53,11 @@ impl<'a> PooledCase<'a> {
         known.map(|ns| format!("{ns:.0}")).collect()
     }
 
+    /// Returns the samples of each run.
+    pub fn samples(&self) -> impl Iterator<Item = &'a serde_json::Value> + use<'a> {
+        self.0.clone().into_iter().map(|case| &case.samples)
+    }
+
     /// Returns the ratio in each run that has it.
     fn ratios(&self, side: &str, of: Quantity, over: &str) -> Vec<&'a Ratio> {
         self.0.iter().filter_map(|case| case.side(side)?.ratio(of, over)).collect()

@@ -110,6 +110,14 @@ impl Experiment for Apps {
             "apps mosquitto python-http python-proxy",
             "apps --quick --sides uncopy mosquitto python-http python-proxy",
         ),
+        entry(
+            "apps-more",
+            "Apache, lighttpd, Squid, socat, stunnel",
+            &[claim("not in the papers", "Servers and relays that must not become slower.")],
+            "apps apache-static apache-proxied lighttpd squid socat socat-short stunnel",
+            "apps --quick --sides uncopy apache-static lighttpd squid socat stunnel",
+        )
+        .taking(30),
     ];
     const REPORT_POSITION: u8 = 160;
 
