@@ -16,7 +16,7 @@ use crate::results::pool::PooledCase;
 const REDIS: [(&str, &str); 3] =
     [("redis-set", "redis-set"), ("redis-get", "redis-get"), ("redis-ycsb-a", "redis-ycsb-a")];
 
-/// What trials call the factor whose truth is uncopy over its heap alone.
+/// Name that trials give to the factor whose truth is uncopy over its heap alone.
 const FACTOR: &str = "eliding inputs and copies";
 
 const TEXT: &str = "\
