@@ -1,6 +1,6 @@
 //! The results of `uncopy-bench report`, run by run, as they are stored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -162,6 +162,17 @@ impl Run {
 }
 
 impl Results {
+    /// Returns every case once, as experiment and title.
+    #[must_use]
+    pub fn cases(&self) -> BTreeSet<(&str, &str)> {
+        let experiments = self.runs.iter().flat_map(|run| &run.experiments);
+        experiments
+            .flat_map(|measured| {
+                measured.cases.iter().map(|case| (measured.id.as_str(), case.title.as_str()))
+            })
+            .collect()
+    }
+
     /// Splits the runs by the system that the measured programs are from.
     #[must_use]
     pub fn by_system(&self) -> Systems {

@@ -209,7 +209,8 @@ fn noise_controls(results: &Results, rows: &[Row<'_>]) -> String {
         let ratio = case.ratio(Side::PlainAgain.name(), Quantity::Cpu, PLAIN)?;
         Some((ratio, Verdict::of(ratio, case.round_count())))
     };
-    let plain_pairs: Vec<(Interval, Verdict)> = all_cases(results)
+    let plain_pairs: Vec<(Interval, Verdict)> = results
+        .cases()
         .iter()
         .filter_map(|(id, title)| again(&PooledCase::find(results, id, title)?))
         .collect();
@@ -243,14 +244,6 @@ fn noise_controls(results: &Results, rows: &[Row<'_>]) -> String {
     words
 }
 
-/// Returns every case once, as experiment and title.
-fn all_cases(results: &Results) -> BTreeSet<(&str, &str)> {
-    let experiments = results.runs.iter().flat_map(|run| &run.experiments);
-    experiments
-        .flat_map(|measured| measured.cases.iter().map(|case| (measured.id.as_str(), case.title.as_str())))
-        .collect()
-}
-
 /// A case of uncopy that is neither a headline nor about memory.
 struct OtherCase<'a> {
     title: &'a str,
@@ -271,7 +264,7 @@ fn other_cases(results: &Results) -> Vec<OtherCase<'_>> {
             .find_map(|side| judge::judge(&case, side, entry.criterion))
             .map(|judgement| (entry.title, judgement))
     };
-    let all = all_cases(results).into_iter().filter(|(id, title)| !is_listed_elsewhere(id, title));
+    let all = results.cases().into_iter().filter(|(id, title)| !is_listed_elsewhere(id, title));
     all.filter_map(|(id, title)| {
         let (experiment, judgement) = judged((id, title))?;
         Some(OtherCase { title, experiment, judgement })
@@ -337,7 +330,7 @@ fn is_memory_entry(id: &str) -> bool {
 
 /// Describes the memory cases, with the processor time that the saving takes.
 fn memory_text(results: &Results) -> Option<String> {
-    let (id, title) = all_cases(results).into_iter().find(|(id, _)| is_memory_entry(id))?;
+    let (id, title) = results.cases().into_iter().find(|(id, _)| is_memory_entry(id))?;
     let case = PooledCase::find(results, id, title)?;
     let judgement = judge::judge(&case, Side::Uncopy.name(), Criterion::Memory)?;
     let ratio = |side: &str, of| ratio_text(case.ratio(side, of, PLAIN));

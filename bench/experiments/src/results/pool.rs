@@ -54,8 +54,8 @@ impl<'a> PooledCase<'a> {
     }
 
     /// Returns the samples of each run.
-    pub fn samples(&self) -> impl Iterator<Item = &'a serde_json::Value> + use<'a> {
-        self.0.clone().into_iter().map(|case| &case.samples)
+    pub fn samples(&self) -> impl Iterator<Item = &'a serde_json::Value> {
+        self.0.iter().map(|case| &case.samples)
     }
 
     /// Returns the ratio in each run that has it.

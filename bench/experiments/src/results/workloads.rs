@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use uncopy_core::policy::trials::catalogue::{ELISION, FactorName};
 
 use crate::apps::{CASES, Effort};
 use crate::kit::{Criterion, Interval, Side};
@@ -12,12 +13,8 @@ use crate::results::markdown::table_row;
 use crate::results::model::{Quantity, Results};
 use crate::results::pool::PooledCase;
 
-/// Entries of the report, and names of their workloads, that are packaged programs without being cases of `apps`.
-const REDIS: [(&str, &str); 3] =
-    [("redis-set", "redis-set"), ("redis-get", "redis-get"), ("redis-ycsb-a", "redis-ycsb-a")];
-
-/// Name that trials give to the factor whose truth is uncopy over its heap alone.
-const FACTOR: &str = "eliding inputs and copies";
+/// Entries of the report that are workloads of a packaged program without being cases of `apps`.
+const REDIS: [&str; 3] = ["redis-set", "redis-get", "redis-ycsb-a"];
 
 const TEXT: &str = "\
 Packaged programs by workload (`uncopy-bench apps NAME`; `uncopy-bench redis`), each with the case in which uncopy takes the most processor time, and the worst process of that case. *Trials* counts processes of all cases by what uncopy itself had found about eliding when it was measured: a finding is wrong if the ratio of that case over uncopy's heap alone says the opposite, with its whole interval.";
@@ -70,10 +67,12 @@ fn names_by_title() -> BTreeMap<String, &'static str> {
 
 /// Counts what the trials of a case's processes found.
 fn findings(case: &PooledCase<'_>, into: &mut Findings) {
+    // Eliding is the factor whose truth is uncopy over its heap alone.
+    let name = FactorName(ELISION).to_string();
     let truth = case.ratio(Side::Uncopy.name(), Quantity::Cpu, Side::HeapOnly.name());
     for process in case.samples().filter_map(Value::as_array).flatten() {
         let Some(trials) = process.pointer("/trials/uncopy").and_then(Value::as_array) else { continue };
-        let of_eliding = |trial: &&Value| trial.get("what").and_then(Value::as_str) == Some(FACTOR);
+        let of_eliding = |trial: &&Value| trial.get("what").and_then(Value::as_str) == Some(&*name);
         let found = trials.iter().find(of_eliding).and_then(|trial| trial.get("finding")?.as_str());
         into.add(found.unwrap_or_default(), truth);
     }
@@ -83,14 +82,8 @@ fn findings(case: &PooledCase<'_>, into: &mut Findings) {
 fn workloads(results: &Results) -> Vec<Workload<'_>> {
     let names = names_by_title();
     let mut all: BTreeMap<&'static str, Workload<'_>> = BTreeMap::new();
-    let experiments = results.runs.iter().flat_map(|run| &run.experiments);
-    let mut known: Vec<(&str, &str)> = experiments
-        .flat_map(|measured| measured.cases.iter().map(|case| (measured.id.as_str(), case.title.as_str())))
-        .collect();
-    known.sort_unstable();
-    known.dedup();
-    for (id, title) in known {
-        let redis = REDIS.iter().find(|(entry, _)| *entry == id).map(|(_, name)| *name);
+    for (id, title) in results.cases() {
+        let redis = REDIS.into_iter().find(|entry| *entry == id);
         let of_apps = id.starts_with("apps-").then(|| names.get(title).copied()).flatten();
         let Some(name) = redis.or(of_apps) else { continue };
         let Some(case) = PooledCase::find(results, id, title) else { continue };
@@ -156,7 +149,7 @@ mod tests {
     use serde_json::json;
 
     fn with_trials(title: &str, costs: &[f64], findings: &[&str]) -> Case {
-        let process = |found: &&str| json!({"trials": {"uncopy": [{"what": "other", "finding": "costs"}, {"what": FACTOR, "finding": found}]}});
+        let process = |found: &&str| json!({"trials": {"uncopy": [{"what": "other", "finding": "costs"}, {"what": "eliding inputs and copies", "finding": found}]}});
         Case { samples: Value::Array(findings.iter().map(process).collect()), ..case(title, "uncopy", costs) }
     }
 
