@@ -1,6 +1,7 @@
 //! The calls that hooks make: copies, inputs, outputs.
 
 pub mod copy;
+mod examined;
 pub(crate) mod in_flight;
 pub mod input;
 pub mod output;

@@ -4,7 +4,8 @@ use crate::account::work::{Work, call_ns};
 use crate::account::{accounts, books};
 use crate::arena::segment::SharedBytes;
 use crate::background::{activation, release};
-use crate::call::input::{self, MAX_PART_BYTES, Part};
+use crate::call::examined::{MAX_PART_BYTES, claim, needs_no_engine, reject_reason};
+use crate::call::input::Part;
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag};
 use crate::range::directory;
@@ -27,7 +28,7 @@ use uncopy_sys::presence::Section;
 /// The program must have passed this buffer for an input.
 pub unsafe fn make_view(part: Part, caller: usize, shared: impl FnOnce() -> SharedBytes) -> bool {
     let is_short = part.len_bytes < gate::min_engine_bytes() || part.len_bytes > MAX_PART_BYTES;
-    if is_short || recording::is_on() || input::needs_no_engine(&[part]) {
+    if is_short || recording::is_on() || needs_no_engine(&[part]) {
         return false;
     }
     HEAP.make_stack_plain();
@@ -36,11 +37,11 @@ pub unsafe fn make_view(part: Part, caller: usize, shared: impl FnOnce() -> Shar
     release::release_if_memory_low();
     let site = POLICY.sites.site(SiteKind::Input, caller, part.len_bytes);
     ledger::record_call(site, SiteKind::Input, caller, part.len_bytes);
-    let why_not = input::reject_reason(site, POLICY.costs.fetch_ns(part.len_bytes));
+    let why_not = reject_reason(site, POLICY.costs.fetch_ns(part.len_bytes));
     let found =
         directory::find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
     let claimed = match found {
-        None if why_not.is_none() => input::claim(site, &part),
+        None if why_not.is_none() => claim(site, &part),
         found => found,
     };
     let can_view =
